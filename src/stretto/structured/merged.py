@@ -14,6 +14,7 @@ from math import prod
 from typing import Any
 
 from stretto.structured.automata import limited_work
+from stretto.structured.narrowed import about
 from stretto.structured.overlap import Overlap
 from stretto.structured.places import ANNOTATIONS, NotExpressible, Schema, resolve
 from stretto.structured.regular import apart, matches, region
@@ -150,7 +151,7 @@ class _Merger:
         out: dict[str, Any] = {}
         if names:
             out["properties"] = {
-                name: self._reference([part for one in members for part in _about(one, name)])
+                name: self._reference([part for one in members for part in about(one, name)])
                 for name in names
             }
         if patterns:
@@ -218,14 +219,6 @@ def _pruned(schema: Any, places: Collection[str]) -> Any:
         else _pruned(value, places)
         for key, value in inner.items()
     }
-
-
-def _about(schema: dict[str, Any], name: str) -> list[Schema]:
-    """The schemas of a property."""
-    found = [schema["properties"][name]] if name in schema.get("properties", {}) else []
-    patterns = schema.get("patternProperties", {})
-    found += [part for pattern, part in patterns.items() if matches(pattern, name, "#")]
-    return found or [schema.get("additionalProperties", True)]
 
 
 def _inside(schema: dict[str, Any], patterns: list[Any]) -> list[Schema]:

@@ -42,13 +42,13 @@ def narrowed(schema: Schema, fits: list[Schema], root: Schema, overlap: Overlap,
     parts: dict[str, Schema] = {}
     for name in sorted(names):
         known = [part for member in members for part in property_schemas(member, name)]
-        own = [narrowed(part, known, root, overlap, depth + 1) for part in _about(schema, name)]
+        own = [narrowed(part, known, root, overlap, depth + 1) for part in about(schema, name)]
         if (part := both(own)) is not True:
             parts[name] = part
     return {**out, "properties": parts}
 
 
-def _about(schema: dict[str, Any], name: str) -> list[Schema]:
+def about(schema: dict[str, Any], name: str) -> list[Schema]:
     """The schemas of a property."""
     found = [schema["properties"][name]] if name in schema.get("properties", {}) else []
     patterns = schema.get("patternProperties", {})

@@ -22,7 +22,6 @@ from stretto.structured.automata import (
     all_of,
     any_of,
     characters,
-    expression,
     has_text,
     is_empty,
     opposite,
@@ -31,6 +30,7 @@ from stretto.structured.automata import (
     repeat,
     then,
 )
+from stretto.structured.expressions import expression
 from stretto.structured.normalised import SPACES
 from stretto.structured.places import NotExpressible, Schema
 
@@ -48,7 +48,7 @@ def complement(pattern: str, place: str) -> str | None:
     """A pattern for the texts that another does not match; None if it matches all.
 
     >>> complement("^a", "#")
-    '^(?:(?:|[^a](?:[\\\\s\\\\S])*))$'
+    '^(?:|[^a](?:[\\\\s\\\\S])*)$'
     """
     return region([], [pattern], place)
 
