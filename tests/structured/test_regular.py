@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from stretto import Grammar, InvalidGrammar
 from stretto.structured.automata import LAST, all_of, automaton, characters, has_empty, is_empty, repeat
 from stretto.structured.places import NotExpressible
 from stretto.structured.regular import _node, complement, disjoint, region, without_looking
@@ -190,3 +191,11 @@ def test_large_patterns_are_refused_in_time(pattern):
     with pytest.raises(NotExpressible, match="#/here"):
         complement(pattern, "#/here")
     assert time.process_time() - start < 5
+
+
+def test_all_patterns_of_a_schema_share_a_bound_on_the_work():
+    parts = [{"type": "string", "pattern": f"({a}|.){{40}}{b}[ab]{{30}}x$"} for a in "abcdefg" for b in "xyz"]
+    start = time.process_time()
+    with pytest.raises(InvalidGrammar, match="oneOf"):
+        Grammar.json({"oneOf": parts})
+    assert time.process_time() - start < 10
