@@ -6,8 +6,10 @@ import time
 
 import pytest
 
+from stretto import Grammar, InvalidGrammar
+from stretto.structured.automata import LAST, all_of, automaton, characters, has_empty, is_empty, repeat
 from stretto.structured.places import NotExpressible
-from stretto.structured.regular import complement, disjoint, region, without_looking
+from stretto.structured.regular import _node, complement, disjoint, region, without_looking
 
 TEXTS = [
     "",
@@ -24,6 +26,8 @@ TEXTS = [
     "a\\nb",
     "x" * 9,
 ]
+
+ANY_CHARACTER = characters(((0, LAST),))
 
 
 def random_texts(rng, n):
@@ -104,11 +108,94 @@ def test_patterns_that_exclude_each_other():
     assert not disjoint([r"(a)\1", "^b$"])  # not read, so nothing is proved
 
 
+FONT = (
+    "^((italic|normal) )?((black|bold|medium|thin|light|normal) )?[1-9][0-9]*px"
+    "( ([A-Za-z\\-]+|'[A-Za-z \\-]+')(, ?([A-Za-z\\-]+|'[A-Za-z \\-]+'))*)?$"
+)
+ADDRESS = r"^(?:(?:25[0-5]|2[0-4]\d|[01]?\d\d?)\.){3}(?:25[0-5]|2[0-4]\d|[01]?\d\d?)$"
+
+
+@pytest.mark.parametrize("pattern", [FONT, ADDRESS, "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"])
+def test_complements_of_patterns_with_many_states(pattern):
+    others, right = complement(pattern, "#"), matcher(pattern)
+    assert others is not None
+    rng = random.Random(3)
+    known = [
+        "12px",
+        "italic 9px Arial, 'b c'",
+        "bold 1px a,b",
+        "1.2.3.4",
+        "255.0.1.25",
+        "12345678-1234-abcd-0123-0123456789ab",
+    ]
+    for text in known:
+        for _ in range(60):
+            at = rng.randint(0, len(text))
+            changed = (
+                text[:at] + rng.choice(["", "0", "a", ", ", "'", ".", "256"]) + text[at + rng.randint(0, 1) :]
+            )
+            assert matcher(others)(changed) != right(changed), changed
+        assert matcher(others)(text) != right(text)
+
+
 @pytest.mark.parametrize(
-    "pattern", ["(a*)*" * 90 + "$", "(" * 400 + "a" + ")" * 400, "[ab]*a[ab]{60}$", "(?:a|b|ab|ba){60}" * 3]
+    ("left", "right", "is_disjoint"),
+    [
+        ("[ab]*a[ab]{60}$", "!$", True),  # 2 ** 60 states of a deterministic automaton
+        ("[ab]*a[ab]{60}$", "^[0-9]+q", False),
+        ("^.{1,255}$", "^x{300}", True),
+        ("^.{1,255}$", "^x{200}", False),
+        ("(?:a|b|ab|ba){60}" * 3, "^[^a]*$", False),
+        ("(?:a|b|ab|ba){60}" * 3, "^[c-z]*$", True),
+        ("(.*[ab].*[bc]){12}$", "d$", True),
+        ("^a", "^[^a]" + "b?" * 2_000, True),
+        ("^(.{0,63}\\.){1,5}[a-z]{1,63}$", "_$", True),
+        (FONT, "^[a-z]+$", True),
+        (FONT, "^b.*x$", False),
+        ("^1{19}x$", "^.{10,20}$", False),
+        ("^a.*1{19}.*x$", "^.{10,20}$", True),
+    ],
+)
+def test_intersections_are_searched_without_automata_of_all_texts(left, right, is_disjoint):
+    start = time.process_time()
+    assert disjoint([left, right]) == is_disjoint == disjoint([right, left])
+    assert time.process_time() - start < 2
+
+
+def test_emptiness_as_the_automaton_of_all_states_says():
+    for seed in range(150):
+        rng = random.Random(seed)
+        node = all_of(
+            [_node(anchored(rng)), _node(anchored(rng)), repeat(ANY_CHARACTER, rng.randint(0, 3), 4)]
+        )
+        assert is_empty(node) == (not any(map(has_empty, automaton(node))))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(.*a.*b){60}$",
+        "(" * 400 + "a" + ")" * 400,
+        "[ab]*a[ab]{60}$",
+        "(?:a|b|ab|ba){60}" * 3,
+        "((a{0,99}b){0,99}c){0,99}$",
+        "^[a-z]{0,9999}$",
+        "(((((a?){30}b?){30}c?){30}d?){30})$",
+        "ab" * 3_999,
+        "(a|[^b]|c*)+" * 600,
+    ],
+    ids=lambda pattern: pattern[:20],
 )
 def test_large_patterns_are_refused_in_time(pattern):
     start = time.process_time()
     with pytest.raises(NotExpressible, match="#/here"):
         complement(pattern, "#/here")
     assert time.process_time() - start < 5
+
+
+def test_all_patterns_of_a_schema_share_a_bound_on_the_work():
+    parts = [{"type": "string", "pattern": f"({a}|.){{40}}{b}[ab]{{30}}x$"} for a in "abcdefg" for b in "xyz"]
+    start = time.process_time()
+    with pytest.raises(InvalidGrammar, match="oneOf"):
+        Grammar.json({"oneOf": parts})
+    assert time.process_time() - start < 10

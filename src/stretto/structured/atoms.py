@@ -10,6 +10,7 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
+from stretto.structured.automata import limited_work
 from stretto.structured.negation import both
 from stretto.structured.places import LISTS, MAPS, SINGLE, NotExpressible, Schema
 from stretto.structured.regular import disjoint, region
@@ -28,12 +29,13 @@ def taken_apart(schema: Schema) -> Schema | None:
     """
     patterns: set[str] = set()
     _replace(schema, patterns, None)
-    if len(patterns) > MAX_PATTERNS or all(disjoint(list(pair)) for pair in combinations(patterns, 2)):
-        return None
-    try:
-        made: Schema = _replace(schema, set(), _atoms(sorted(patterns)))
-    except NotExpressible:
-        return None
+    with limited_work():
+        if len(patterns) > MAX_PATTERNS or all(disjoint(list(pair)) for pair in combinations(patterns, 2)):
+            return None
+        try:
+            made: Schema = _replace(schema, set(), _atoms(sorted(patterns)))
+        except NotExpressible:
+            return None
     return made
 
 

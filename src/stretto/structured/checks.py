@@ -110,6 +110,19 @@ def parser_schema(text: str, *, closed: bool = False, checks: bool = False) -> s
     return made
 
 
+def with_options(text: str, options: str) -> str:
+    """The text of a schema with settings of the library, as JSON.
+
+    They come last: the library takes them out and puts the last keyword in their place, and the order of
+    keywords is that of the properties they name.
+
+    >>> with_options('{"type": "object"}', '{"lenient": false}')
+    '{"type": "object", "x-guidance": {"lenient": false}}'
+    """
+    rest = "" if text == "true" else text.strip().removeprefix("{").removesuffix("}").strip()
+    return f'{{{rest}{", " if rest else ""}"{OPTIONS_KEY}": {options}}}'
+
+
 def written(schema: Any) -> str:
     """A schema as JSON, which is not too long."""
     try:

@@ -20,11 +20,13 @@ import numpy as np
 from stretto import forking
 from stretto.errors import InvalidGrammar, InvalidRequest
 from stretto.structured.atoms import taken_apart
-from stretto.structured.checks import find_key, find_mentioned
+from stretto.structured.checks import find_key, find_mentioned, with_options
+from stretto.structured.decided import decided
 from stretto.structured.grammar import Grammar, ascii_classes, choice_pattern
 from stretto.structured.guide import Guide, brief
 from stretto.structured.inlined import inlined
 from stretto.structured.keys import with_plain_keys
+from stretto.structured.merged import merged
 from stretto.structured.quoting import with_quotable_patterns
 from stretto.structured.scanner import UNIQUE_KEY
 from stretto.structured.unique import TokenTable, UniqueItems
@@ -56,8 +58,15 @@ NAMES = {
     "tools": "the description of the tools",
 }
 
-# Another form of a schema that may help, by a part of the library's error.
-REMADE = {"circular references with sibling keys": inlined, "are not disjoint": taken_apart}
+# Other forms of a schema that may help, each with a part of the library's error.
+REMADE: list[tuple[str, Callable[[Any], Any]]] = [
+    ("circular references with sibling keys", inlined),
+    ("circular references with sibling keys", merged),
+    ("are not disjoint", taken_apart),
+    ("Unable to determine if regex is empty", decided),
+    ("Unable to determine if regex is empty", merged),
+]
+MAX_REMADE = 3  # times, one after the other
 
 Value = TypeVar("Value")
 
@@ -222,7 +231,7 @@ class _Vocabulary:
             return self.greedy(text) if self.greedy else []
 
 
-def _matcher(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
+def _matcher(grammar: Grammar, tokenizer: LLTokenizer, n_remade: int = 0) -> LLMatcher:
     """The library's matcher of a grammar; raises `InvalidGrammar` if it takes none of the forms."""
     import llguidance
 
@@ -232,14 +241,23 @@ def _matcher(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
         if not matcher.is_error():
             return matcher
     reason = matcher.get_error()
-    for sign, remade in REMADE.items():
-        if grammar.kind == "json" and sign in reason:
-            made = remade(json.loads(grammar.text))
+    for sign, remade in REMADE:
+        if grammar.kind == "json" and sign in reason and n_remade < MAX_REMADE:
+            if (made := _remade(remade, grammar.text)) is False:
+                raise _wrong(grammar, "no text fits it")
             text = json.dumps(made, ensure_ascii=False)
             if made is not None and text != grammar.text:
                 with suppress(InvalidGrammar):
-                    return _matcher(replace(grammar, text=text), tokenizer)
+                    return _matcher(replace(grammar, text=text), tokenizer, n_remade + 1)
     raise _wrong(grammar, brief(reason))
+
+
+def _remade(function: Callable[[Any], Any], text: str) -> Any:
+    """Another form of a schema; None where there is none, or it is no schema after all."""
+    try:
+        return function(json.loads(text))
+    except (AttributeError, TypeError, KeyError, ValueError, IndexError, RecursionError):
+        return None
 
 
 def _sources(grammar: Grammar) -> Iterator[str]:
@@ -255,8 +273,8 @@ def _sources(grammar: Grammar) -> Iterator[str]:
 
 def _json_source(grammar: Grammar) -> str:
     # The options go into the text of the schema by hand: it stays as it is, also where numbers are long.
-    quotable = replace(grammar, text=with_quotable_patterns(grammar.text))
-    return f'{{"grammars": [{{"json_schema": {_with_options(quotable)}}}]}}'
+    text = with_options(with_quotable_patterns(grammar.text), grammar.options)
+    return f'{{"grammars": [{{"json_schema": {text}}}]}}'
 
 
 def _source(grammar: Grammar) -> str:
@@ -266,14 +284,6 @@ def _source(grammar: Grammar) -> str:
         return LLMatcher.grammar_from_lark(grammar.text)
     pattern = ascii_classes(grammar.text) if grammar.kind == "regex" else choice_pattern(grammar.text)
     return LLMatcher.grammar_from_regex(pattern)
-
-
-def _with_options(grammar: Grammar) -> str:
-    if grammar.text == "true":
-        return f'{{"x-guidance": {grammar.options}}}'
-    rest = grammar.text.removeprefix("{").lstrip()
-    comma = "" if rest == "}" else ", "
-    return f'{{"x-guidance": {grammar.options}{comma}{rest}'
 
 
 def _wrong(grammar: Grammar, reason: str) -> InvalidGrammar:

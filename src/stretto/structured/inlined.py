@@ -10,11 +10,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from stretto.structured.places import LISTS, MAPS, SINGLE, NotExpressible, Schema, resolve
+from stretto.structured.places import ANNOTATIONS, LISTS, MAPS, SINGLE, NotExpressible, Schema, resolve
 
 MAX_SCHEMAS = 5_000  # after inlining
-_WORDS = "title description default examples $comment $schema $defs definitions"
-_ANNOTATIONS = frozenset(_WORDS.split())
 _MERGED = ("allOf", "anyOf")
 
 
@@ -95,7 +93,7 @@ class _Inliner:
 
 def _merges(schema: dict[str, Any]) -> bool:
     """Whether a schema has several keywords for the same value."""
-    return len(schema.keys() - _ANNOTATIONS) > 1
+    return len(schema.keys() - ANNOTATIONS) > 1
 
 
 def _refers(schema: Any, is_merged: bool) -> bool:

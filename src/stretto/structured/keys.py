@@ -14,6 +14,7 @@ from stretto.structured.places import LISTS, MAPS, SINGLE
 from stretto.structured.texts import other_texts
 
 ANY_KEY = r"^[\s\S]*$"
+_TOGETHER = ("properties", "patternProperties", "additionalProperties")
 
 
 def with_plain_keys(text: str) -> str:
@@ -46,12 +47,17 @@ def _plain(schema: Any) -> Any:
         return schema
     out = {key: _within(key, value) for key, value in schema.items()}
     names, others = out.get("properties"), out.get("additionalProperties", True)
+    own = {key: out[key] for key in _TOGETHER if key in out}
     if isinstance(names, dict) and names and others is not False and "patternProperties" not in out:
         pattern = ANY_KEY if others in (True, {}) else f"^{other_texts(names)}$"
-        # The parser reads keywords in order: those for properties belong together, before any allOf.
         own = {"properties": names, "patternProperties": {pattern: others}, "additionalProperties": False}
-        return {**own, **{key: value for key, value in out.items() if key not in own}}
-    return out
+    if "properties" not in own:
+        return out
+    # The parser reads keywords in order, and that is the order of the properties they name.
+    made: dict[str, Any] = {}
+    for key, value in out.items():
+        made |= own if key == "properties" else {} if key in own else {key: value}
+    return made
 
 
 def _within(key: str, value: Any) -> Any:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from math import inf
+from itertools import product
+from math import inf, prod
 from typing import Any
 
 from stretto.structured.formats import APART, WIDE
 from stretto.structured.places import NotExpressible, Schema, dereferenced
-from stretto.structured.regular import disjoint, matches
+from stretto.structured.regular import disjoint, matches, nothing_common
+from stretto.structured.texts import only
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 MAX_DEPTH = 6
 MAX_STEPS = 30_000  # comparisons for one schema
 MAX_MEMBERS = 64  # schemas that apply to one value
+MAX_COMBINED = 64  # branches of several choices, each with each
 _CHOICES = ("anyOf", "oneOf")
 
 
@@ -85,9 +88,13 @@ class Overlap:
         found = every.intersection(*map(types_of, members))
         found = frozenset(name for name in found if not self._apart_as(name, members, depth))
         plain = [{key: value for key, value in one.items() if key not in _CHOICES} for one in members]
-        for branches in [one[key] for one in members for key in _CHOICES if isinstance(one.get(key), list)]:
+        choices = [one[key] for one in members for key in _CHOICES if isinstance(one.get(key), list)]
+        for branches in choices:
             if found:
                 found &= frozenset().union(*(self.types([*plain, part], depth - 1) for part in branches))
+        if found and len(choices) > 1 and prod(map(len, choices)) <= MAX_COMBINED:
+            combined = (self.types([*plain, *parts], depth - 1) for parts in product(*choices))
+            found &= frozenset().union(*combined)
         return found
 
     def members(self, parts: list[Schema]) -> list[dict[str, Any]] | None:
@@ -200,10 +207,12 @@ class Overlap:
         )
 
     def _keys_apart(self, members: list[dict[str, Any]], depth: int) -> bool:
-        """By a key that one of the schemas requires."""
+        """By a key that one of the schemas requires, or where there must be some and may be none."""
         required = {key for one in members for key in one.get("required", []) if isinstance(key, str)}
+        if _names_apart(members) or any(_forbids_all(one, required) for one in members):
+            return True
         return any(
-            not self.types([part for one in members for part in _property(one, key)], depth - 1)
+            not self.types([part for one in members for part in property_schemas(one, key)], depth - 1)
             for key in sorted(required)
         )
 
@@ -214,7 +223,25 @@ def _keys_of(schema: dict[str, Any]) -> list[frozenset[str]] | None:
     return None if values is None else [frozenset(value) for value in values if isinstance(value, dict)]
 
 
-def _property(schema: dict[str, Any], key: str) -> list[Schema]:
+def _names_apart(members: list[dict[str, Any]]) -> bool:
+    """Whether objects have a property, and closed ones no name in common."""
+    closed = [one for one in members if one.get("additionalProperties") is False]
+    if not closed or all(one.get("minProperties", 0) < 1 for one in members):
+        return False
+    return nothing_common(
+        [[*map(only, one.get("properties", {})), *one.get("patternProperties", {})] for one in closed]
+    )
+
+
+def _forbids_all(schema: dict[str, Any], required: set[str]) -> bool:
+    """Whether a schema says that an object must not have all of some names that it has."""
+    unwanted = schema.get("not")
+    if not isinstance(unwanted, dict) or unwanted.keys() - {"type"} != {"required"}:
+        return False
+    return unwanted.get("type", "object") == "object" and required.issuperset(unwanted["required"])
+
+
+def property_schemas(schema: dict[str, Any], key: str) -> list[Schema]:
     """The schemas that a property fits, or fewer of them."""
     found = [schema["properties"][key]] if key in schema.get("properties", {}) else []
     for pattern, part in schema.get("patternProperties", {}).items():

@@ -22,6 +22,10 @@ LISTS = frozenset(_LISTS_WORDS.split())
 _MAPS_WORDS = "properties patternProperties dependentSchemas dependencies $defs definitions"
 MAPS = frozenset(_MAPS_WORDS.split())
 
+# The keywords that say nothing of values.
+_ANNOTATION_WORDS = "title description default examples $comment $schema $defs definitions"
+ANNOTATIONS = frozenset(_ANNOTATION_WORDS.split())
+
 _OLD = re.compile(r"draft-0[3-7]/")
 MAX_REFERENCES = 16  # followed one after the other
 

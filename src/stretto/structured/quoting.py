@@ -11,8 +11,9 @@ import json
 import re
 from typing import Any
 
-from stretto.structured.automata import Ranges, class_of, ranges
+from stretto.structured.automata import Ranges, ranges
 from stretto.structured.ecma import TOKEN, with_patterns
+from stretto.structured.expressions import class_of
 from stretto.structured.regular import class_ranges
 
 _CODE = 0x1F

@@ -22,21 +22,20 @@ from stretto.structured.automata import (
     all_of,
     any_of,
     characters,
-    expression,
+    has_text,
     is_empty,
     opposite,
     other,
     ranges,
-    star,
-    texts,
+    repeat,
     then,
 )
 from stretto.structured.ecma import SPACES
+from stretto.structured.expressions import expression, texts
 from stretto.structured.places import NotExpressible, Schema
-from stretto.structured.texts import only
 
-MAX_REPEATS = 64
-MAX_PATTERN = 2_500  # characters
+MAX_REPEATS = 10_000
+MAX_PATTERN = 8_000  # characters
 MAX_OVERLAPPING = 4  # patterns that may match the same name
 
 Value = TypeVar("Value")
@@ -77,7 +76,7 @@ def texts_of(inside: list[str], outside: list[str], most: int, place: str) -> li
 
 def matches(pattern: str, text: str, place: str) -> bool:
     """Whether a pattern finds something in a text."""
-    return _limited(lambda: not is_empty(all_of([_node(pattern), _node(only(text))])), place)
+    return _limited(lambda: has_text(_node(pattern), text), place)
 
 
 def class_ranges(text: str) -> Ranges | None:
@@ -116,8 +115,13 @@ def apart(parts: dict[str, Schema], place: str) -> dict[str, list[Schema]]:
 
 def disjoint(patterns: list[str]) -> bool:
     """Whether it is proved that no text matches all of some patterns."""
+    return nothing_common([[pattern] for pattern in patterns])
+
+
+def nothing_common(groups: list[list[str]]) -> bool:
+    """Whether it is proved that no text matches one pattern of each group."""
     try:
-        return _limited(lambda: is_empty(all_of(map(_node, patterns))), "#")
+        return _limited(lambda: is_empty(all_of(any_of(map(_node, group)) for group in groups)), "#")
     except NotExpressible:
         return False
 
@@ -154,7 +158,7 @@ class _Parser:
         if self._at < len(self._text):
             raise _Unknown("a bracket that is not opened")
         return any_of(
-            then(EMPTY if starts else ALL, then(node, EMPTY if ends else ALL))
+            then(EMPTY if starts else ALL, node, EMPTY if ends else ALL)
             for starts, node, ends in alternatives
         )
 
@@ -200,9 +204,7 @@ class _Parser:
                     nodes.append(node)
         if anchored is not None:
             return anchored
-        whole = EMPTY
-        for node in reversed(nodes):
-            whole = then(node, whole)
+        whole = then(*nodes)
         if ahead:
             whole, ends = all_of([*ahead, whole if ends else then(whole, ALL)]), True
         return [(starts, whole, ends)]
@@ -260,12 +262,7 @@ class _Parser:
             raise _Unknown("a repetition of a repetition")
         if max(low, high or 0) > MAX_REPEATS:
             raise TooLarge
-        whole = star(node) if high is None else EMPTY
-        for _ in range((high or low) - low):
-            whole = any_of([EMPTY, then(node, whole)])
-        for _ in range(low):
-            whole = then(node, whole)
-        return whole
+        return repeat(node, low, high)
 
     def read_class(self) -> Ranges:
         """The rest of a class of characters, behind its bracket."""

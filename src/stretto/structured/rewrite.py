@@ -7,16 +7,19 @@ its place. A schema that needs nothing is left as it is.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
 from math import prod
 from typing import Any
 
 from stretto.structured.array_rules import contains, unique
+from stretto.structured.automata import limited_work
 from stretto.structured.closed import closed_objects
 from stretto.structured.formats import FORMATS, PATTERNS, STRICTER
 from stretto.structured.known import Known
 from stretto.structured.names import property_names
+from stretto.structured.narrowed import narrowed
 from stretto.structured.negation import Negation, both, cases, either
 from stretto.structured.object_rules import counts, dependencies
 from stretto.structured.overlap import TYPES, Overlap
@@ -57,7 +60,8 @@ def rewritten(schema: Schema, *, closed: bool = False, checks: bool = False) -> 
     """
     rewriter = _Rewriter(schema, checks)
     try:
-        return rewriter.rewrite(closed_objects(schema) if closed else schema, "#")
+        with limited_work():
+            return rewriter.rewrite(closed_objects(schema) if closed else schema, "#")
     except NotExpressible as error:
         raise refused(error.place, error.reason) from None
     except (AttributeError, TypeError, KeyError, ValueError, IndexError):
@@ -223,7 +227,7 @@ class _Rewriter:
             known = replace(
                 self._known(fits), types=types, parts=self._overlap.parts(fits), is_brief=is_brief
             )
-            opposite = self._negation.negate(branch, place, known)
+            opposite = self._opposite(branch, place, known, fits)
         except NotExpressible as error:
             raise NotExpressible(
                 error.place,
@@ -233,6 +237,16 @@ class _Rewriter:
         useful = [case for case in cases(opposite) if self._overlap.types([case, *fits])]
         left = self._overlap.types(fits) - types
         return either([{"type": [name for name in TYPES if name in left]} if left else False, *useful])
+
+    def _opposite(self, branch: Schema, place: str, known: Known, fits: list[Schema]) -> Schema:
+        """The opposite of a schema for values that fit `fits`."""
+        try:
+            return self._negation.negate(branch, place, known)
+        except NotExpressible:
+            with suppress(NotExpressible):
+                brief = narrowed(branch, fits, self._root, self._overlap)
+                return self._negation.negate(brief, place, known)
+            raise
 
     def _object_members(self, rest: dict[str, Any], place: str) -> list[Schema]:
         members: list[Schema] = []

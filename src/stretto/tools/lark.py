@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from stretto.structured.checks import parser_schema
+from stretto.structured.checks import parser_schema, with_options
 from stretto.structured.grammar import WHITESPACE
 from stretto.structured.keys import with_surely_plain_keys
 from stretto.structured.quoting import with_quotable_patterns
@@ -37,10 +37,10 @@ def escaped(text: str) -> str:
 
 def json_value(schema: str) -> str:
     """A value by a JSON schema."""
-    options = json.dumps(WHITESPACE["spaced"])
-    made = with_quotable_patterns(with_surely_plain_keys(parser_schema(schema)))
-    rest = made.removeprefix("{") if schema != "true" else "}"
-    return f'%json {{"x-guidance": {options}{"" if rest.strip() == "}" else ", "}{rest}'
+    text = schema
+    if schema != "true":
+        text = with_quotable_patterns(with_surely_plain_keys(parser_schema(schema)))
+    return f"%json {with_options(text, json.dumps(WHITESPACE['spaced']))}"
 
 
 def text_until(
