@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stretto.errors import InvalidGrammar
+from stretto.structured.bounds import MAY_BE_WRONG, wrong_bound
 from stretto.structured.ecma import with_ecma_patterns
 from stretto.structured.normalised import NEEDED, normalised
 from stretto.structured.rewrite import SPECIAL, rewritten
@@ -101,13 +102,27 @@ def parser_schema(text: str, *, closed: bool = False, checks: bool = False) -> s
     Raises for what the parser cannot follow. `closed` forbids properties that are not named; `checks`: see
     `rewritten`.
     """
-    if not closed and not _SPECIAL.search(text):
-        return text
-    schema = json.loads(text)
-    made = written(shallow(rewritten(gathered(schema), closed=closed, checks=checks)))
-    if made == "false":
-        raise InvalidGrammar("no value fits the JSON schema", param="schema", value=schema)
+    made = text
+    if closed or _SPECIAL.search(text):
+        schema = json.loads(text)
+        made = written(shallow(rewritten(gathered(schema), closed=closed, checks=checks)))
+        if made == "false":
+            raise InvalidGrammar("no value fits the JSON schema", param="schema", value=schema)
+    if MAY_BE_WRONG.search(made):
+        _check_bounds(json.loads(made))
     return made
+
+
+def _check_bounds(schema: Any) -> None:
+    """Raise for bounds of numbers that the parser does not keep."""
+    for path, value in walk(schema):
+        if isinstance(value, dict) and (bound := wrong_bound(schema, value)):
+            raise InvalidGrammar(
+                f"the JSON schema at {path}: {bound} with another bound less than 1 away cannot be kept "
+                "exactly; use an integer as the other bound, or a fraction as this one",
+                param="schema",
+                value=value,
+            )
 
 
 def with_options(text: str, options: str) -> str:
