@@ -115,7 +115,7 @@ def parser_schema(text: str, *, closed: bool = False, checks: bool = False) -> s
 
 def _check_bounds(schema: Any) -> None:
     """Raise for bounds of numbers that the parser does not keep."""
-    for path, value in walk(schema):
+    for path, value in walk(schema, MAX_CHARACTERS):
         if isinstance(value, dict) and (bound := wrong_bound(schema, value)):
             raise InvalidGrammar(
                 f"the JSON schema at {path}: {bound} with another bound less than 1 away cannot be kept "
@@ -148,14 +148,14 @@ def written(schema: Any) -> str:
     return text
 
 
-def walk(schema: Any) -> Iterator[tuple[str, Any]]:
+def walk(schema: Any, most: int = MAX_DEPTH) -> Iterator[tuple[str, Any]]:
     """Every value in a schema with its path, `#/properties/name`; without recursion, and never too deep."""
     stack: list[tuple[str, Any, int]] = [("#", schema, 1)]
     n = 0
     while stack:
         path, value, depth = stack.pop()
         n += 1
-        if depth > MAX_DEPTH:
+        if depth > most:
             raise InvalidGrammar(_too_deep(path), param="schema")
         if n > MAX_CHARACTERS:
             raise InvalidGrammar(f"the JSON schema has more than {MAX_CHARACTERS} values", param="schema")
