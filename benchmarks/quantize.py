@@ -109,7 +109,7 @@ def divergence(exact, path, chunks):
 
 def quantise_ours(source, target, mix, threads):
     wall, cpu = time.perf_counter(), time.process_time()
-    quantize_model(source, target, mix, threads=threads)
+    quantize_model(source, target, mix, replace=True, threads=threads)
     return time.process_time() - cpu, time.perf_counter() - wall
 
 

@@ -179,9 +179,11 @@ def test_a_cache_that_does_not_fit_is_refused_before_it_is_made(lc, strange, mon
 
 def test_without_the_package_it_is_named(strange, smollm2_path, monkeypatch):
     monkeypatch.setattr(llama_package, "find_spec", lambda name: None)
-    with pytest.raises(Unsupported, match="pip install llama-cpp-python"):
+    with pytest.raises(Unsupported, match=r"pip install 'stretto\[llamacpp\]'"):
         stretto.load(smollm2_path, backend="llamacpp", **FEW)
-    with pytest.raises(UnsupportedModel, match=r"'xverse' is not supported.*pip install llama-cpp-python"):
+    with pytest.raises(
+        UnsupportedModel, match=r"'xverse' is not supported.*pip install 'stretto\[llamacpp\]'"
+    ):
         stretto.load(strange["xverse"], **FEW)
     with stretto.load(smollm2_path, **FEW) as llm:
         refused = next(each for each in llm.route.others if each.backend == "llamacpp")

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from stretto import Grammar
+from stretto import Grammar, Options
 from stretto.engine import output
 from stretto.errors import CacheFull, ContextOverflow, InvalidRequest, Unsupported
 from stretto.testing import END, byte_tokenizer, mock_llm
@@ -276,6 +276,25 @@ def test_a_list_runs_in_one_batch_each_with_its_own_end():
     assert len(llm.backend.batches) == 4  # the longest decides, not the sum
     assert llm.backend.batches[0] == list(b"a:bcd:ef:")
     assert [len(batch) for batch in llm.backend.batches[1:]] == [3, 2, 1]
+
+
+def test_a_list_of_options_is_refused_with_the_way_to_give_each_prompt_its_own():
+    llm = mock_llm(endless)
+    with pytest.raises(
+        InvalidRequest, match=r"temperature must be one value.*\[llm\.stream\(prompt"
+    ) as raised:
+        llm.generate(["a", "b"], temperature=[0, 1])
+    assert (raised.value.param, raised.value.value) == ("temperature", [0, 1])
+    with pytest.raises(InvalidRequest, match=r"max_tokens must be one value.*max_tokens=…\) for …\]"):
+        llm.generate(["a", "b"], max_tokens=(1, 2))
+    several = [Options(max_tokens=1), Options(max_tokens=2)]
+    with pytest.raises(
+        InvalidRequest, match=r"options must be one stretto.Options.*\[llm\.stream\("
+    ) as raised:
+        llm.generate(["a", "b"], several)
+    assert raised.value.param == "options"
+    streams = [llm.stream("p", options) for options in several]
+    assert [stream.result.text for stream in streams] == ["x", "xx"]
 
 
 def test_a_list_of_one_is_a_list():

@@ -37,6 +37,24 @@ def test_quantize_writes_a_file_and_says_what_is_in_it(stretto, tmp_path):
         assert file.metadata["general.file_type"] == 15
 
 
+def test_a_file_that_exists_is_replaced_by_force_only(stretto, tmp_path):
+    source, target = tmp_path / "in.gguf", tmp_path / "out.gguf"
+    write_gguf(source, metadata(), tensors())
+    target.write_bytes(b"old")
+    code, _, errors = stretto("quantize", source, target, "q8_0", "--threads", "1")
+    assert code == 2
+    assert (
+        errors == f"error: {target} exists; choose another file, or replace it with --force (replace=True)\n"
+    )
+    assert target.read_bytes() == b"old"
+    code, _, errors = stretto("quantize", source, target, "q8_0", "--threads", "1", "--force")
+    assert (code, errors) == (0, "")
+    with GGUF(target) as file:
+        assert file.metadata["general.file_type"] == 7
+    code, _, errors = stretto("quantize", source, source, "q8_0", "--force")
+    assert (code, "is the model itself" in errors) == (2, True)
+
+
 def test_errors_are_one_line(stretto, tmp_path):
     source = tmp_path / "in.gguf"
     write_gguf(source, metadata(), tensors())

@@ -183,7 +183,7 @@ def test_a_full_disk_leaves_the_old_file(source, tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ModelError, match="cannot be written: No space left on device"):
-        quantize_model(source, target, "q4_0", threads=1)
+        quantize_model(source, target, "q4_0", replace=True, threads=1)
     assert target.read_bytes() == b"old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.gguf", "source.gguf"]
 

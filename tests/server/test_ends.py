@@ -138,6 +138,30 @@ def test_a_signal_ends_the_command_in_order(number, smollm2_path):
         process.communicate()
 
 
+def test_waiting_for_running_requests_is_told_and_a_second_signal_ends_it(smollm2_path):
+    endlessly = ("--default", "overflow=shift")
+    process, line = start("--model", f"small={smollm2_path}", "--grace", "900", *endlessly)
+    body = {"model": "small", "prompt": "x", "max_tokens": 1_000_000, "ignore_eos": True, "stream": True}
+    try:
+        with (
+            httpx.Client(base_url=line.split()[-1], timeout=60) as web,
+            web.stream("POST", "/v1/completions", json=body) as answer,
+        ):
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+            process.send_signal(signal.SIGINT)
+            told = process.stdout.readline()
+            assert told == "waiting up to 900 s for 1 running request; Ctrl-C again to stop at once\n"
+            process.send_signal(signal.SIGINT)
+            last = [text for text in lines if text][-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
+        rest, errors = process.communicate(timeout=300)
+        assert (process.returncode, rest, errors) == (0, "", "")
+    finally:
+        process.kill()
+        process.communicate()
+
+
 STUCK = """
 import threading, time
 from serving import TINY, mock

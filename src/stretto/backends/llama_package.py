@@ -9,7 +9,7 @@ PACKAGE = "llama_cpp"
 
 def missing(device: str = "cpu") -> str:
     """What has to be installed, "" if nothing."""
-    return "" if find_spec(PACKAGE) else "llama-cpp-python is not installed: pip install llama-cpp-python"
+    return "" if find_spec(PACKAGE) else "llama-cpp-python is not installed: pip install 'stretto[llamacpp]'"
 
 
 def version() -> str:

@@ -40,6 +40,7 @@ def quantize(
     allow_requantize: Annotated[
         bool, typer.Option("--allow-requantize", help="Quantise tensors that are quantised already.")
     ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
     threads: Threads = None,
 ) -> None:
     """Write a GGUF file in another format, with llama.cpp's mixes.
@@ -60,6 +61,7 @@ def quantize(
             tensor_types=read_types(tensor_type),
             pure=pure,
             allow_requantize=allow_requantize,
+            replace=force,
             threads=threads,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )

@@ -284,7 +284,12 @@ def serve(
     for entry in entries:
         pull_missing(entry.source)
     names = ", ".join(entry.name for entry in entries)
-    run(settings, lambda address: print(f"serving {names} on {address}", flush=True))
+
+    def waiting(n_running: int) -> None:
+        requests = "1 running request" if n_running == 1 else f"{n_running} running requests"
+        print(f"waiting up to {grace:g} s for {requests}; Ctrl-C again to stop at once", flush=True)
+
+    run(settings, lambda address: print(f"serving {names} on {address}", flush=True), waiting)
 
 
 def size(name: str, text: str) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stretto.engine.branch import branching
-from stretto.engine.params import request_params
+from stretto.engine.params import per_prompt, request_params
 from stretto.errors import InvalidRequest
 from stretto.options.documenting import documented
 from stretto.options.generating import OPTIONS
@@ -65,9 +65,17 @@ def combined(options: Mapping[str, Any] | None, keywords: Mapping[str, Any]) -> 
     """The options of a call: those of a value, if one was given, under its keywords."""
     if options is None:
         return dict(keywords)
+    if isinstance(options, (list, tuple)):
+        raise InvalidRequest(
+            f"options must be one stretto.Options, for all prompts, not a {type(options).__name__}; "
+            + per_prompt("llm.stream(prompt, options)"),
+            param="options",
+            value=options,
+        )
     if not isinstance(options, Options):
         raise InvalidRequest(
             f"options must be a stretto.Options, not {type(options).__name__}; pass others by name",
             param="options",
+            value=options,
         )
     return {**options, **keywords}

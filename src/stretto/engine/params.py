@@ -127,6 +127,8 @@ class RequestParams:
 
 SAMPLING_NAMES = tuple(field.name for field in fields(SamplingParams))
 NAMES = tuple(option.name for option in GENERATE)  # `n` and its kin too, which `branching` takes
+_PLAIN_TYPES = ("bool", "int", "float", "int | None", "float | None")
+_PLAIN = frozenset(option.name for option in GENERATE if option.type in _PLAIN_TYPES)
 
 
 def sampling_params(options: Mapping[str, Any]) -> SamplingParams:
@@ -155,6 +157,7 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
             value=options["template"],
         )
     _known(options, NAMES)
+    _check_single(options)
     check_combinations(options)
     rest = dict(options)
     sampling = SamplingParams(**{name: rest.pop(name) for name in SAMPLING_NAMES if name in rest})
@@ -279,6 +282,25 @@ def _known(options: Mapping[str, Any], names: tuple[str, ...]) -> None:
     for name in options:
         if name not in names:
             raise InvalidRequest(unknown_name(name, names), param=name)
+
+
+def per_prompt(call: str) -> str:
+    """The remedy for a list of values, one for each prompt: a `call` for each of them."""
+    return (
+        f"prompts with options of their own are streams, which run in the same steps: [{call} for …], "
+        "then .result of each"
+    )
+
+
+def _check_single(options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        if name in _PLAIN and isinstance(value, (list, tuple)):
+            raise InvalidRequest(
+                f"{name} must be one value, for all prompts, not a {type(value).__name__}; "
+                + per_prompt(f"llm.stream(prompt, {name}=…)"),
+                param=name,
+                value=value,
+            )
 
 
 def _all(name: str, values: Any, test: Callable[[Any], Any], what: str) -> tuple[Any, ...]:

@@ -23,6 +23,19 @@ and the server's `/docs` for the fields that it shares. Unknown names raise `Inv
 name of llama-cpp-python, transformers, vLLM or Ollama says what it is called here.
 [What can be combined](combinations.md) lists options that exclude each other.
 
+The options of a call are for all its prompts. Prompts with options of their own are streams, which run in the
+same steps ([examples/many_requests.py](../../examples/many_requests.py)).
+
+```python
+import stretto
+
+llm = stretto.load("smollm2")
+requests = [("The sea is", {"temperature": 0}), ("The moon is", {"seed": 3, "stop": "."})]
+streams = [llm.stream(prompt, max_tokens=16, **options) for prompt, options in requests]
+texts = [stream.result.text for stream in streams]
+llm.close()
+```
+
 `python -m stretto.options` prints this page; `scripts/doc_reference.py` writes it, with links.
 """
 SECTIONS = (

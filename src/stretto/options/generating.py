@@ -43,7 +43,9 @@ SAMPLING = (
 
 LIMITS = (
     Option("max_tokens", "int | None", None, "Generate at most so many tokens; None: to the context's end."),
-    Option("seed", "int | None", None, "The same seed gives the same tokens; None: a fresh one."),
+    Option(
+        "seed", "int | None", None, "The same seed gives the same tokens on one machine; None: a fresh one."
+    ),
     Option(
         "stop",
         "str | function | list",

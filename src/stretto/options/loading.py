@@ -23,9 +23,10 @@ LOAD = (
     ),
     Option(
         "kv",
-        '"f16" | "q8" | "f32"',
+        '"f16" | "q8" | "f32" | "bf16" | "fp8"',
         "f16",
-        'Type of the KV cache; "q8" halves its memory, "f32" doubles it and rounds nothing.',
+        'Type of the KV cache; "q8" halves its memory, "f32" doubles it and rounds nothing; "bf16" and "fp8" '
+        "are for GPUs (docs/reference/cuda.md).",
     ),
     Option(
         "precision",

@@ -53,6 +53,7 @@ def quantize_model(
     tensor_types: Sequence[tuple[str, str]] = (),
     pure: bool = False,
     allow_requantize: bool = False,
+    replace: bool = False,
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> Written:
@@ -60,7 +61,7 @@ def quantize_model(
 
     `mix` names the formats (`stretto.quantize.MIXES`); pairs of a regular expression and a format in
     `tensor_types` decide for the tensors whose names they match. With `imatrix` errors count by how strong
-    each input is.
+    each input is. A target that exists is refused, unless `replace` is true.
 
     >>> quantize_model("model-f16.gguf", "model-q4_k_m.gguf", "q4_k_m")
     """
@@ -75,6 +76,7 @@ def quantize_model(
             overrides=read_overrides(tensor_types),
             pure=pure,
             allow_requantize=allow_requantize,
+            replace=replace,
             threads=threads,
             progress=progress,
         )
@@ -110,6 +112,7 @@ def write_model(
     overrides: Sequence[tuple[re.Pattern[str], Format]] = (),
     pure: bool = False,
     allow_requantize: bool = False,
+    replace: bool = True,
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> Written:
@@ -120,6 +123,12 @@ def write_model(
             raise InvalidRequest(
                 f"{path} is the model itself; choose another name", param="target", value=path
             )
+    if not replace and path.exists():
+        raise InvalidRequest(
+            f"{path} exists; choose another file, or replace it with --force (replace=True)",
+            param="target",
+            value=path,
+        )
     tensors = choose_tensors(
         file,
         mix,

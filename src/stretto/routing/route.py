@@ -3,7 +3,7 @@
 print(llm.route)
     native on cpu: the only backend that competes for this model
       reference on cpu: possible; slow, for comparisons; chosen only if nothing else can run the model
-      llamacpp on cpu: not possible: pip install llama-cpp-python
+      llamacpp on cpu: not possible: pip install 'stretto[llamacpp]'
 """
 
 from __future__ import annotations

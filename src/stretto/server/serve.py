@@ -29,6 +29,7 @@ BACKLOG_CONNECTIONS = 2048  # not yet accepted
 START_POLL_SECONDS, END_POLL_SECONDS = 0.02, 0.5
 NOTIFY_SECONDS = 5.0  # for cancelled requests to send their last bytes
 EXIT_SECONDS = 5.0  # for everything else to end; then the process does, whatever runs
+Waiting = Callable[[int], None]
 
 
 class Server(uvicorn.Server):
@@ -46,6 +47,7 @@ class Server(uvicorn.Server):
         self._listening = _listen(settings)
         self.address = _address(settings.addresses[0], self._listening[0])
         self._owns_process = False
+        self._waiting: Waiting = lambda n_running: None
         config = uvicorn.Config(
             self.guard,
             http=protocol(settings.limits),
@@ -66,13 +68,20 @@ class Server(uvicorn.Server):
         """Leave signals alone: `_live` has set handlers."""
         yield
 
-    def run_until_ended(self, started: Callable[[str], None], signals: bool = True) -> None:
+    def run_until_ended(
+        self,
+        started: Callable[[str], None],
+        signals: bool = True,
+        waiting: Waiting = lambda n_running: None,
+    ) -> None:
         """Serve until `end` is called, by a signal if `signals`. `started` gets the address.
+
+        `waiting` gets the number of running requests, if the end has to wait for some.
 
         With signals the process is the server's own, and ends some time after the grace period even if a
         thread does not: a model that computes forever, a call that never returns.
         """
-        self._owns_process = signals
+        self._owns_process, self._waiting = signals, waiting
         if signals:
             # Modules and schemas are 100,000 objects that stay: looking through them again and again would
             # stop all requests for some 50 ms each time.
@@ -87,7 +96,8 @@ class Server(uvicorn.Server):
 
     def end(self) -> None:
         """Refuse new requests and let running ones finish; a second call cancels them."""
-        if self.should_exit:
+        again = self.should_exit
+        if again:
             self.guard.state.cancel_all()
         elif self._owns_process:
             seconds = self.settings.grace_seconds + NOTIFY_SECONDS + EXIT_SECONDS
@@ -95,6 +105,8 @@ class Server(uvicorn.Server):
             faulthandler.dump_traceback_later(seconds, exit=True)
         self.guard.state.stop()
         self.should_exit = True
+        if (n_running := len(self.guard.state.generations)) and not again:
+            self._waiting(n_running)
 
     async def _live(self, started: Callable[[str], None], signals: bool) -> None:
         loop = asyncio.get_running_loop()
@@ -118,14 +130,20 @@ class Server(uvicorn.Server):
         self.guard.state.cancel_all()
 
 
-def serve(settings: Settings, started: Callable[[str], None] = lambda address: None) -> None:
+def serve(
+    settings: Settings,
+    started: Callable[[str], None] = lambda address: None,
+    waiting: Waiting = lambda n_running: None,
+) -> None:
     """Serve until a signal comes. `started` gets the address once it can be used.
+
+    `waiting` gets the number of running requests that the end waits for, if there are any.
 
     It is the last thing that a process does: soon after the signal's grace period the process ends, whatever
     still runs in it.
     """
     configure_logging(settings)
-    Server(settings).run_until_ended(started)
+    Server(settings).run_until_ended(started, waiting=waiting)
 
 
 def _listen(settings: Settings) -> list[socket.socket]:
