@@ -36,7 +36,7 @@ from stretto.routing.images import encoder_bytes, find_encoder, load_vision
 from stretto.routing.probe import TEXT, measure
 from stretto.routing.route import Option, Route
 from stretto.sampling.params import check_integer
-from stretto.text.generation_config import read_generation_config
+from stretto.text.generation_config import read_generation_config, read_sampling
 from stretto.text.loading import (
     load_template_folder,
     load_template_of,
@@ -169,7 +169,7 @@ def open_model(
             model_vision,
             route,
             rerank_template,
-            _defaults(file.path),
+            _defaults(file),
             maps,
         )
 
@@ -194,9 +194,9 @@ def _open_file(model: str | os.PathLike[str], quantize: str | None, threads: int
         raise
 
 
-def _defaults(path: Path) -> Mapping[str, float | int]:
-    """The options that a folder recommends; none if it is a file."""
-    return read_generation_config(path).options if path.is_dir() else {}
+def _defaults(file: GGUF) -> Mapping[str, float | int]:
+    """The options that a file or a folder recommends."""
+    return read_generation_config(file.path).options if file.path.is_dir() else read_sampling(file.metadata)
 
 
 def _is_onnx(model: str | os.PathLike[str], backend: str) -> bool:
@@ -238,7 +238,7 @@ def _open_onnx(path: Path, options: BackendOptions, vision: object) -> Opened:
         template,
         lambda: fingerprint(read_onnx(folder.model)),
         route=route,
-        defaults=_defaults(folder.path),
+        defaults=read_generation_config(folder.path).options,
     )
 
 

@@ -1,4 +1,4 @@
-"""The sampling defaults of a Hugging Face folder, from `generation_config.json`, under our names.
+"""The sampling that a model recommends, under our names: `generation_config.json`, or keys of a GGUF file.
 
 >>> read_generation_config(Path("Qwen3-0.6B")).options
 {'temperature': 0.6, 'top_k': 20, 'top_p': 0.95}
@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stretto.text.folder_config import read_end_ids, read_optional
+from stretto.weights.metadata import Metadata
 
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
+_KEYS = {"temp": "temperature", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty"}
 
 
 @dataclass(frozen=True)
@@ -32,3 +34,15 @@ def read_generation_config(folder: Path) -> GenerationConfig:
     if fields.get("do_sample") is False:
         options = {"temperature": 0.0}
     return GenerationConfig(read_end_ids(folder), dict(sorted(options.items())))
+
+
+def read_sampling(metadata: Metadata) -> dict[str, float | int]:
+    """The recommended options of a GGUF file, `general.sampling.temp` and others."""
+    found = {name: f"general.sampling.{key}" for key, name in _KEYS.items()}
+    # Numbers of single precision: 0.6 is meant, and not 0.6000000238418579.
+    options: dict[str, float | int] = {
+        name: float(f"{metadata.number(key):.6g}") for name, key in found.items() if key in metadata
+    }
+    if (key := "general.sampling.top_k") in metadata:
+        options["top_k"] = max(0, metadata.integer(key))
+    return dict(sorted(options.items()))
