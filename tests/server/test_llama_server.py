@@ -397,7 +397,17 @@ def test_models_are_loaded_and_unloaded_by_name(web):
 def test_models_say_their_limits(web):
     (model,) = web.get("/v1/models").json()["data"]
     assert model["max_model_len"] == web.get("/props").json()["default_generation_settings"]["n_ctx"]
+    assert model["context_length"] == model["max_input_tokens"] == model["max_model_len"]
     assert (model["root"], model["parent"]) == ("llama.gguf", None)
+
+
+def test_models_that_are_not_loaded_say_what_a_request_would_get():
+    with serving(cells=32) as server, httpx.Client(base_url=server.url) as client:
+        (model,) = client.get("/v1/models").json()["data"]
+        (own,) = client.get("/stretto/models").json()["models"]
+    assert model["status"]["value"] == "unloaded"
+    found = {model[name] for name in ("context_length", "max_input_tokens", "max_model_len")}
+    assert found == {own["context_length"]} == {32}
 
 
 def test_vllms_clients_tokenize_prompts_and_conversations(native):
