@@ -474,3 +474,19 @@ def test_keys_come_from_three_places(tmp_path, monkeypatch):
         api_keys(None, file)
     with pytest.raises(InvalidRequest, match="printable"):
         Settings(MODELS, api_keys=("with space",))
+
+
+def test_without_a_chat_template_the_endpoint_that_continues_texts_is_named():
+    def without_template(entry):
+        llm = mock("yes")(entry)
+        llm._template = None
+        return llm
+
+    raw = {"model": "mock", "prompt": "Hi", "raw": True, "stream": False}
+    with visiting(without_template) as (_, web):
+        chat = web.post("/v1/chat/completions", json=CHAT)
+        generated = web.post("/api/generate", json=raw | {"raw": False})
+        assert (chat.status_code, generated.status_code) == (400, 400)
+        assert "/v1/completions continues" in chat.json()["error"]["message"]
+        assert 'POST /api/generate with "raw": true continues' in generated.json()["error"]
+        assert web.post("/api/generate", json=raw).json()["response"] == "yes"

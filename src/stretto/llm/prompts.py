@@ -7,13 +7,13 @@ from collections.abc import Sequence as Seq
 from typing import Any, cast
 
 from stretto.engine import Engine
-from stretto.errors import InvalidRequest, Unsupported
+from stretto.errors import InvalidRequest
 from stretto.llm.final import before_end, begun_reasoning, with_end
 from stretto.text.arguments import check_arguments, with_reasoning
 from stretto.text.parts import with_known_parts
 from stretto.text.reasoning import find_format
 from stretto.text.systems import fit_system
-from stretto.text.template import ChatTemplate
+from stretto.text.template import ChatTemplate, no_template
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.history import fit_calls
 from stretto.vision.chat import check_count, has_images, place_images
@@ -124,7 +124,5 @@ def _within_reasoning(
 def known_template(template: ChatTemplate | None) -> ChatTemplate:
     """The model's chat template; raises if it has none."""
     if template is None:
-        raise Unsupported(
-            "this model has no chat template; use generate with a prompt of your own", param="messages"
-        )
+        raise no_template()
     return template

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from stretto import errors
 from stretto.server.field_names import FIELDS, remedy
+from stretto.text.template import GENERATE_INSTEAD
 
 log = logging.getLogger("stretto.server")
 
@@ -40,6 +41,9 @@ LLAMA_TYPES: dict[int | str, str] = {  # by code, or by status
     501: "not_supported_error",
     503: "unavailable_error",
 }
+
+COMPLETE_INSTEAD = "/v1/completions continues a prompt of your own"  # by a model without a chat template
+RAW_INSTEAD = 'POST /api/generate with "raw": true continues a prompt of your own'
 
 MAX_QUOTED = 300  # characters of a message that come from a request
 
@@ -96,7 +100,7 @@ def body_of(error: ApiError, path: str) -> dict[str, Any]:
     Without `/v1` the types of errors are llama-server's.
     """
     if path.startswith("/api/"):
-        return {"error": error.message}
+        return {"error": error.message.replace(COMPLETE_INSTEAD, RAW_INSTEAD)}
     if path.startswith(ANTHROPIC_PATH):
         kind = ANTHROPIC_TYPES.get(error.status, INVALID if error.status < 500 else "api_error")
         named = not error.param or error.param in error.message  # there is no field for it
@@ -126,7 +130,7 @@ def answer(error: ApiError, path: str) -> Response:
 
 def translate(error: BaseException, prompt: str | None = None, grammar: str | None = "grammar") -> ApiError:
     """Any exception as an `ApiError`; `prompt` and `grammar` are the fields that hold them."""
-    message = str(error)
+    message = str(error).replace(GENERATE_INSTEAD, COMPLETE_INSTEAD)
     match error:
         case ApiError():
             return error
