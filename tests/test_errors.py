@@ -104,3 +104,22 @@ def test_the_server_calls_a_parameter_by_the_name_of_its_field():
         check_integer("a token of stop_tokens", 5, 0, 4, param="stop_tokens")
     assert translate(refused.value).param == "stop_tokens"
     assert translate(InvalidRequest("the model is closed")).param is None
+
+
+@pytest.mark.parametrize("model", [None, 5, b"smollm2", "", ["smollm2"]], ids=repr)
+def test_what_is_no_model_is_refused_as_such(model):
+    with pytest.raises(InvalidRequest, match=r"^model .*a name or a path") as refused:
+        stretto.load(model)
+    assert (refused.value.param, refused.value.value) == ("model", model)
+
+
+def test_wrong_limits_are_refused_with_the_right_ones():
+    with pytest.raises(InvalidRequest, match=r"limits must be a stretto\.Limits") as refused:
+        stretto.load("smollm2", limits={"max_running": 3})
+    assert (refused.value.param, refused.value.value) == ("limits", {"max_running": 3})
+    with pytest.raises(InvalidRequest, match="did you mean 'max_running'") as refused:
+        stretto.Limits(max_runing=3)
+    assert (refused.value.param, refused.value.value) == ("max_runing", 3)
+    with pytest.raises(InvalidRequest, match="there are max_running, max_queue"):
+        stretto.Limits(zzz=1)
+    assert stretto.Limits(3, max_queue=2) == stretto.Limits(max_running=3, max_queue=2)
