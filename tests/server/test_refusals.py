@@ -93,7 +93,7 @@ def test_a_wrong_field_is_named(web, wrong, param, code):
         ({"prompt": 1.5}, "prompt"),
         ({"prompt": ["a", "b", "c", "d"]}, "prompt"),
         ({"prompt": ""}, "prompt"),
-        ({"prompt": [99999]}, None),
+        ({"prompt": [99999]}, "prompt"),
         ({"best_of": 3, "stream": True}, "best_of"),
         ({"best_of": 2, "n": 3}, "n"),
         ({"suffix": "x"}, "suffix"),

@@ -210,6 +210,8 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
     rest["draft"] = _drafter(rest)
     stops = rest.pop("stop", ())
     stops = (stops,) if isinstance(stops, str) or callable(stops) else stops
+    if "" in (stops if isinstance(stops, (list, tuple)) else ()):
+        raise InvalidRequest("a stop string is empty; leave it out", param="stop", value="")
     stops = _all(
         "stop", stops, lambda stop: callable(stop) or (isinstance(stop, str) and stop), "strings or functions"
     )

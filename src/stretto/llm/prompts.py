@@ -25,13 +25,41 @@ Prompt = str | Seq[int] | Parts
 Message = Mapping[str, Any]
 
 
-def prompt_ids(engine: Engine, prompt: Prompt, salt: str | None = None) -> list[int]:
-    """The token ids of a prompt; text gets the BOS token if the model asks for one. `salt` is for images."""
+def prompt_ids(engine: Engine, prompt: Prompt, salt: str | None = None, param: str = "prompt") -> list[int]:
+    """The token ids of a prompt; text gets the BOS token if the model asks for one. `salt` is for images.
+
+    `param` is the parameter that holds it, for errors.
+    """
     if isinstance(prompt, str):
         return engine.tokenizer.encode(prompt, special=True)
     if isinstance(prompt, tuple) and prompt:
         return _part_ids(engine, prompt, salt)
-    return engine.runner.check_tokens(cast(Seq[int], prompt))
+    _check_kind(prompt, param)
+    return engine.runner.check_tokens(cast(Seq[int], prompt), param)
+
+
+def _check_kind(prompt: object, param: str) -> None:
+    """Raise for what cannot be token ids, with the call that takes it where there is one."""
+    is_list = isinstance(prompt, list)
+    first = prompt[0] if isinstance(prompt, list) and prompt else prompt
+    if isinstance(first, Mapping):
+        hint = "; llm.chat takes a list of messages"
+    elif is_list and isinstance(first, str):
+        hint = "; a list of prompts is for llm.generate, and each of them can have a stream of its own"
+    elif isinstance(first, Image):
+        hint = '; a text and images are a tuple: ("What is this?", image)'
+    elif isinstance(first, bytes):
+        hint = "; decode bytes to a text first"
+    elif not isinstance(prompt, Iterable):
+        hint = ""
+    else:
+        return
+    raise InvalidRequest(
+        f"{param} must be a text, a list of token ids, or a tuple of texts and images, "
+        f"not {prompt!r:.100}{hint}",
+        param=param,
+        value=prompt,
+    )
 
 
 def _part_ids(engine: Engine, parts: tuple[object, ...], salt: str | None) -> list[int]:

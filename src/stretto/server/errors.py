@@ -173,7 +173,13 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
 
 # No memory, no descriptors, no space on the disk: it passes, and is no bug.
 _EXHAUSTED = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN}
-_INPUT = ("prompt", "text", "ids")  # parameters of ours that each endpoint has under a name of its own
+_INPUT = (
+    "prompt",
+    "prompts",
+    "text",
+    "texts",
+    "ids",
+)  # parameters of ours that each endpoint has under a name of its own
 _CODES = {errors.ContextOverflow: "context_length_exceeded", errors.Unsupported: "unsupported"}
 
 
