@@ -490,3 +490,20 @@ def test_without_a_chat_template_the_endpoint_that_continues_texts_is_named():
         assert "/v1/completions continues" in chat.json()["error"]["message"]
         assert 'POST /api/generate with "raw": true continues' in generated.json()["error"]
         assert web.post("/api/generate", json=raw).json()["response"] == "yes"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "remedy"),
+    [
+        ("/v1/chat/completions", CHAT | {"max_tokens": -1}, '; send "n_predict": -1 to generate'),
+        ("/v1/completions", TEXT | {"max_tokens": -1}, '; send "n_predict": -1 to generate'),
+        ("/v1/responses", {"model": "mock", "input": "Hi", "max_output_tokens": -1}, "; leave it out to gen"),
+        ("/v1/messages", CHAT | {"max_tokens": -1}, "it is -1"),  # it has no such field, and needs a number
+    ],
+)
+def test_a_number_that_means_no_limit_elsewhere_is_answered_with_ours(server, path, body, remedy):
+    answer = httpx.post(f"{server.url}{path}", json=body)
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 400
+    assert remedy in message
+    assert ("n_predict" in message) == ("n_predict" in remedy)

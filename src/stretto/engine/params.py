@@ -17,6 +17,7 @@ from stretto.engine.types import Token
 from stretto.errors import InvalidRequest
 from stretto.options.generating import GENERATE
 from stretto.options.other_names import unknown_name
+from stretto.options.other_values import value_remedy
 from stretto.sampling.hooks import NativeHook
 from stretto.sampling.params import SamplingParams, check_integer, check_number
 from stretto.structured import Compiled, Grammar, as_grammar
@@ -285,7 +286,11 @@ def _known(options: Mapping[str, Any], names: tuple[str, ...]) -> None:
 
 def _all(name: str, values: Any, test: Callable[[Any], Any], what: str) -> tuple[Any, ...]:
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise InvalidRequest(f"{name} must be a list of {what}, not {values!r}", param=name, value=values)
+        raise InvalidRequest(
+            f"{name} must be a list of {what}, not {values!r}{value_remedy(name, values)}",
+            param=name,
+            value=values,
+        )
     found = tuple(values)
     for value in found:
         if not test(value):

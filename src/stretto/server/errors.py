@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from stretto import errors
+from stretto.options.other_values import field_remedy
 from stretto.server.field_names import FIELDS, remedy
 from stretto.text.template import GENERATE_INSTEAD
 
@@ -253,7 +254,8 @@ def explained(errors: Sequence[Any], body: Any, known: Collection[str] = ()) -> 
     given = first.get("input")
     given = given[:MAX_QUOTED] if isinstance(given, str) else given
     shown = f"; it is {given!r:.60}" if isinstance(given, (str, int, float, bool, type(None))) else ""
-    return ApiError(400, f"{param}: {message}{shown}", param=param, code="invalid_value")
+    advice = field_remedy(param, given, known)
+    return ApiError(400, f"{param}: {message}{shown}{advice}", param=param, code="invalid_value")
 
 
 def _rank(issue: tuple[str, Any]) -> tuple[bool, bool, int]:
