@@ -173,3 +173,11 @@ def test_a_device_that_is_not_here_is_named(monkeypatch):
     with pytest.raises(Unsupported, match="native on cpu can: leave backend and device out") as refused:
         stretto.load(FOLDER / "llama.gguf", device="cuda", cells=64)
     assert (refused.value.param, refused.value.value) == ("device", "cuda")
+
+
+def test_errors_list_what_there_is():
+    llm = mock_llm("Hello")
+    with pytest.raises(InvalidRequest, match=r"no adapter 'pirate' is loaded; llm\.load_adapter loads one"):
+        llm.generate("a", adapter="pirate")
+    with pytest.raises(InvalidGrammar, match=r"Grammar\.json, \.regex, \.choices, \.lark and \.gbnf"):
+        llm.generate("a", grammar="json")

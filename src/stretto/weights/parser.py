@@ -35,6 +35,7 @@ MAX_DIMENSIONS = 4
 
 HEADER = Struct("<4sIQQ")
 _U32 = Struct("<I")
+_CUT = "cut off or damaged; fetch it again"
 _ARRAY = Struct("<IQ")
 
 
@@ -77,7 +78,7 @@ class Parser:
         start = self.offset
         if nbytes > self.size - start:
             left = self.size - start
-            raise self._error(f"{nbytes} bytes are announced, {max(left, 0)} are left: cut off or damaged")
+            raise self._error(f"{nbytes} bytes are announced, {max(left, 0)} are left: {_CUT}")
         self.offset = start + nbytes
         return start
 
@@ -89,7 +90,11 @@ class Parser:
         if number > limit or number * least > self.size - self.offset:
             raise self._error(
                 f"{number} {what} are announced, more than "
-                + (f"the {limit} allowed" if number > limit else f"{self.size - self.offset} bytes can hold")
+                + (
+                    f"the {limit} allowed"
+                    if number > limit
+                    else f"{self.size - self.offset} bytes can hold: {_CUT}"
+                )
             )
         return number
 
@@ -184,11 +189,13 @@ class Parser:
         for index in range(count):
             if offset > last:
                 self.field += f"[{index}]"
-                raise self._error("the array is cut off", min(offset, self.size))
+                raise self._error(f"the array is {_CUT}", min(offset, self.size))
             offset += LENGTH.size + unpack(buffer, offset)[0]
         if offset > self.size:
             self.field += f"[{count - 1}]"
-            raise self._error(f"the string ends {offset - self.size} bytes behind the end of the file")
+            raise self._error(
+                f"the string ends {offset - self.size} bytes behind the end of the file: {_CUT}"
+            )
         self.offset = offset
         return Strings(buffer, start, count, f"{self.path} {self.field}", offset)
 
