@@ -17,7 +17,7 @@ from stretto.errors import InvalidRequest
 from stretto.llm import LLM
 from stretto.options.documenting import documented
 from stretto.options.loading import LOAD
-from stretto.options.refusing import refusing_unknown
+from stretto.options.refusing import check_model, refusing_unknown
 from stretto.tasks.loading import is_task, load_task
 from stretto.vision.cache import ImageCache
 
@@ -65,6 +65,7 @@ def load(
         "vision": vision,
         "image_cache": image_cache,
     }
+    check_model(model)
     if not is_task(model):
         return llm.load(model, device=device, threads=threads, **cast(Any, options))
     usual = signature(llm.load).parameters

@@ -7,8 +7,9 @@ them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -141,7 +142,8 @@ def open_model(
         fingerprint = file.fingerprint()  # first: the pages that it reads are not there beside packed weights
         with ThreadPoolExecutor(1) as pool:  # weights are packed in native code; Python reads the tokens
             text_future = pool.submit(_load_text, file, spec)
-            model_backend, route = open_best(candidates, _trial(file, text_future, options))
+            with _named(backend, device):
+                model_backend, route = open_best(candidates, _trial(file, text_future, options))
             try:
                 tokenizer, template = text_future.result()
             except BaseException:
@@ -172,6 +174,17 @@ def open_model(
             _defaults(file),
             maps,
         )
+
+
+@contextmanager
+def _named(backend: str, device: str) -> Iterator[None]:
+    """The parameter that the caller gave, in the error of a choice that nothing here can run."""
+    try:
+        yield
+    except Unsupported as error:
+        if error.param == "backend":
+            error.param, error.value = ("backend", backend) if device == "auto" else ("device", device)
+        raise
 
 
 def check_download(head: Path, *, oversize: bool = False) -> None:

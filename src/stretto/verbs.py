@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from stretto.errors import Unsupported
+from stretto.errors import InvalidRequest, Unsupported
 from stretto.options.refusing import METHODS, no_attribute
 
 Self = TypeVar("Self", bound="Verbs")
@@ -74,6 +74,10 @@ class Verbs:
             if name in METHODS:
                 raise no_attribute(f"{type(self).__name__!r} object", name, METHODS)
             return object.__getattribute__(self, name)  # raises Python's own error
+
+        def __call__(self, *args: Any, **options: Any) -> NoReturn:
+            """Name the methods: models of other libraries are called."""
+            raise InvalidRequest(f"a model is no function; call one of its methods: {', '.join(self.verbs)}")
 
     def close(self) -> None:
         """Release what the model holds; it cannot be used afterwards."""

@@ -506,7 +506,7 @@ def test_chat_uses_the_template():
 def test_chat_without_a_template():
     llm = mock_llm("Hi")
     llm._template = None
-    with pytest.raises(Unsupported, match="no chat template"):
+    with pytest.raises(Unsupported, match=r"no chat template; llm\.generate continues"):
         llm.chat([{"role": "user", "content": "x"}])
 
 
@@ -523,13 +523,18 @@ def test_chat_without_a_template():
         ({"max_tokens": "5"}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"temperature": float("nan")}, "temperature"),
-        ({"seed": -1}, "seed"),
+        ({"max_tokens": -1}, "leave max_tokens out to generate to the end of the context"),
+        ({"seed": -1}, "leave seed out for a fresh one"),
+        ({"top_k": -1}, "top_k=0 samples among all tokens"),
+        ({"stop": None}, "leave stop out for the default"),
+        ({"temperature": None}, "leave temperature out for the default"),
         ({"seed": 1.0}, "seed"),
         ({"timeout": 0}, "timeout"),
         ({"timeout": float("inf")}, "timeout"),
         ({"logprobs": -1}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
-        ({"stop": [""]}, "stop must hold strings or functions, not ''"),
+        ({"stop": [""]}, "a stop string is empty; leave it out"),
+        ({"stop": ""}, "a stop string is empty; leave it out"),
         ({"stop": 5}, "stop must be a list"),
         ({"stop": ["a"] * 65}, "stop has 65 entries"),
         ({"stop": ["a" * 4097] * 2}, "stop has 8,194 characters in all"),

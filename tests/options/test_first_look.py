@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import stretto
+from stretto.errors import InvalidRequest
 from stretto.models import read_spec
 from stretto.models.parts import Norm
 from stretto.models.showing import short_repr
@@ -55,6 +56,34 @@ def test_a_result_shows_its_text_and_not_its_tokens():
 def test_a_parallel_run_shows_its_text():
     run = mock_llm("Hello world").parallel("Say it", max_tokens=5)
     assert repr(run) == f"<ParallelText {run.brackets!r}: 5 steps, length>"
+
+
+def test_a_stream_shows_its_state_and_text():
+    llm = mock_llm("word " * 50)
+    stream = llm.stream("Say it")
+    assert repr(stream) == "<TextStream, running: ''>"
+    text = stream.result.text
+    assert repr(stream) == f"<TextStream, ended: {'…' + text[-57:]!r}>"
+    assert repr(llm.astream("Say it")) == "<AsyncStream, not started>"
+
+
+def test_a_stream_is_closed_as_a_generator_is():
+    stream = mock_llm("word " * 50).stream("Say it")
+    next(stream)
+    stream.close()
+    assert stream.result.finish_reason == "cancelled"
+
+
+def test_a_closed_model_shows_it():
+    llm = mock_llm("Hello")
+    assert "closed" not in repr(llm)
+    llm.close()
+    assert repr(llm).endswith(", closed>")
+
+
+def test_a_model_that_is_called_names_its_methods():
+    with pytest.raises(InvalidRequest, match="a model is no function; call one of its methods: generate"):
+        mock_llm("Hello")("Say it")
 
 
 @pytest.mark.parametrize("hidden", ["prepare", "track_in", "check_open", "check_usable", "step_with", "draw"])

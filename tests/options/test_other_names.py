@@ -55,6 +55,7 @@ def test_generate_names_the_right_option(given, right):
         ("temperature", "temperature is an option of generate, stream and chat"),
         ("max_new_tokens", "max_tokens is an option of generate, stream and chat"),
         ("lora_path", "llm.load_adapter"),
+        ("use_mmap", "repack=False reads weights from the mapped file"),
         ("cell", "did you mean 'cells'?"),
         ("nonsense", "there are model, backend, device"),
     ],

@@ -56,11 +56,16 @@ def test_folders_load_quantised():
 
 
 def test_wrong_names_and_quantised_files_are_refused(source, tmp_path):
-    with pytest.raises(InvalidRequest, match="'q5' is not known; use one of"):
+    with pytest.raises(InvalidRequest, match="quantize: the mix 'q5' is not known; use one of") as caught:
         stretto.load(FOLDERS / "llama", quantize="q5")
+    assert (caught.value.param, caught.value.value) == ("quantize", "q5")
     quantize_model(source, tmp_path / "q8.gguf", "q8_0", threads=1)
-    with pytest.raises(InvalidRequest, match="is Q8_0 already"):
-        QuantisedFile(GGUF(tmp_path / "q8.gguf"), "q4_0", 1)
+    with pytest.raises(
+        InvalidRequest, match=r"is Q8_0 already.* leave quantize out; `stretto quantize"
+    ) as caught:
+        stretto.load(tmp_path / "q8.gguf", quantize="q4_0")
+    assert caught.value.param == "quantize"
+    assert "allow_requantize=" not in str(caught.value)
 
 
 class Reader:

@@ -156,6 +156,24 @@ def test_native_completion_streams_each_token(native):
     assert (last["stop"], last["content"], last["tokens_predicted"]) == (True, "", 3)
 
 
+def test_no_predicted_tokens_compute_the_prompt_only(native):
+    asked = {"prompt": "Compute this much", "n_predict": 0, "n_probs": 2, "return_tokens": True}
+    answer = native.post("/completion", json=asked).json()
+    assert (answer["content"], answer["tokens"], answer["completion_probabilities"]) == ("", [], [])
+    assert (answer["tokens_predicted"], answer["stop_type"], answer["truncated"]) == (0, "limit", False)
+    assert answer["timings"]["predicted_n"] == answer["generation_settings"]["n_predict"] == 0
+    again = native.post("/completion", json=asked | {"stream": True})
+    (event,) = events_of(again)
+    assert (event["content"], event["tokens_predicted"], event["stop_type"]) == ("", 0, "limit")
+    assert event["timings"]["cache_n"] == event["tokens_evaluated"] - 1  # the first one warmed the cache
+
+
+def test_openais_paths_refuse_to_predict_nothing(native):
+    wrong = native.post("/v1/completions", json={"prompt": "Say", "n_predict": 0})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "n_predict")
+    assert "/completion takes 0" in wrong.json()["error"]["message"]
+
+
 def test_openais_paths_know_n_predict(native):
     def tokens(path, **asked):
         return native.post(path, json=asked).json()["usage"]["completion_tokens"]
@@ -379,7 +397,17 @@ def test_models_are_loaded_and_unloaded_by_name(web):
 def test_models_say_their_limits(web):
     (model,) = web.get("/v1/models").json()["data"]
     assert model["max_model_len"] == web.get("/props").json()["default_generation_settings"]["n_ctx"]
+    assert model["context_length"] == model["max_input_tokens"] == model["max_model_len"]
     assert (model["root"], model["parent"]) == ("llama.gguf", None)
+
+
+def test_models_that_are_not_loaded_say_what_a_request_would_get():
+    with serving(cells=32) as server, httpx.Client(base_url=server.url) as client:
+        (model,) = client.get("/v1/models").json()["data"]
+        (own,) = client.get("/stretto/models").json()["models"]
+    assert model["status"]["value"] == "unloaded"
+    found = {model[name] for name in ("context_length", "max_input_tokens", "max_model_len")}
+    assert found == {own["context_length"]} == {32}
 
 
 def test_vllms_clients_tokenize_prompts_and_conversations(native):

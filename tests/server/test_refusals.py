@@ -93,7 +93,7 @@ def test_a_wrong_field_is_named(web, wrong, param, code):
         ({"prompt": 1.5}, "prompt"),
         ({"prompt": ["a", "b", "c", "d"]}, "prompt"),
         ({"prompt": ""}, "prompt"),
-        ({"prompt": [99999]}, None),
+        ({"prompt": [99999]}, "prompt"),
         ({"best_of": 3, "stream": True}, "best_of"),
         ({"best_of": 2, "n": 3}, "n"),
         ({"suffix": "x"}, "suffix"),
@@ -474,3 +474,36 @@ def test_keys_come_from_three_places(tmp_path, monkeypatch):
         api_keys(None, file)
     with pytest.raises(InvalidRequest, match="printable"):
         Settings(MODELS, api_keys=("with space",))
+
+
+def test_without_a_chat_template_the_endpoint_that_continues_texts_is_named():
+    def without_template(entry):
+        llm = mock("yes")(entry)
+        llm._template = None
+        return llm
+
+    raw = {"model": "mock", "prompt": "Hi", "raw": True, "stream": False}
+    with visiting(without_template) as (_, web):
+        chat = web.post("/v1/chat/completions", json=CHAT)
+        generated = web.post("/api/generate", json=raw | {"raw": False})
+        assert (chat.status_code, generated.status_code) == (400, 400)
+        assert "/v1/completions continues" in chat.json()["error"]["message"]
+        assert 'POST /api/generate with "raw": true continues' in generated.json()["error"]
+        assert web.post("/api/generate", json=raw).json()["response"] == "yes"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "remedy"),
+    [
+        ("/v1/chat/completions", CHAT | {"max_tokens": -1}, '; send "n_predict": -1 to generate'),
+        ("/v1/completions", TEXT | {"max_tokens": -1}, '; send "n_predict": -1 to generate'),
+        ("/v1/responses", {"model": "mock", "input": "Hi", "max_output_tokens": -1}, "; leave it out to gen"),
+        ("/v1/messages", CHAT | {"max_tokens": -1}, "it is -1"),  # it has no such field, and needs a number
+    ],
+)
+def test_a_number_that_means_no_limit_elsewhere_is_answered_with_ours(server, path, body, remedy):
+    answer = httpx.post(f"{server.url}{path}", json=body)
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 400
+    assert remedy in message
+    assert ("n_predict" in message) == ("n_predict" in remedy)

@@ -260,6 +260,13 @@ def test_the_error_says_where(path):
         GGUF(path)
 
 
+@pytest.mark.parametrize("n", [20, 24, 30, 60, 200, -16])
+def test_a_file_that_is_cut_off_says_to_fetch_it_again(path, n):
+    path.write_bytes(path.read_bytes()[:n])
+    with pytest.raises(ModelError, match="cut off or damaged; fetch it again"):
+        GGUF(path)
+
+
 # -- the writer's own errors --
 
 

@@ -155,7 +155,7 @@ def test_unknown_names_come_with_near_ones():
         InvalidRequest, match=r"no model 'smolm2'; did you mean smollm2 or .*\? .*gemma3-270m"
     ):
         hub.pull("smolm2")
-    with pytest.raises(InvalidRequest, match="no model 'zzz'; Names are"):
+    with pytest.raises(InvalidRequest, match="no model 'zzz'; names are"):
         hub.resolve("zzz")
 
 

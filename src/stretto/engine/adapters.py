@@ -138,9 +138,10 @@ class Adapters(Mapping[str, AdapterInfo]):
 
     def _known(self, name: object) -> AdapterInfo:
         if not isinstance(name, str) or name not in self._loaded:
-            there = ", ".join(map(repr, self._loaded)) or "none"
+            there = ", ".join(map(repr, self._loaded))
+            only = f", only {there}" if there else ""
             raise InvalidRequest(
-                f"no adapter {name!r:.80} is loaded, only {there}; llm.load_adapter loads one",
+                f"no adapter {name!r:.80} is loaded{only}; llm.load_adapter loads one",
                 param="adapter",
                 value=name,
             )

@@ -78,6 +78,10 @@ class AsyncEventStream(Generic[Event]):
         if self._request is not None:
             self._request.abandon()
 
+    def __repr__(self) -> str:
+        state = "not started" if self._request is None else "ended" if self._request.finished else "running"
+        return f"<{type(self).__name__}, {state}>"
+
     async def aclose(self) -> None:
         """End the generation within one step."""
         self.cancel()

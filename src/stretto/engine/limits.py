@@ -5,12 +5,15 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 
+from stretto.errors import InvalidRequest
+from stretto.options.refusing import refusing_unknown_fields
 from stretto.sampling.params import check_integer, check_number
 
 PASS_TOKENS = 512  # in a forward pass, where a backend does not say how many it wants
 HELD_SEQUENCES = 16  # of callers, siblings and beams, beyond the running requests
 
 
+@refusing_unknown_fields
 @dataclass(frozen=True)
 class Limits:
     """How much an engine takes on.
@@ -41,8 +44,19 @@ class Limits:
             warnings.warn(
                 "max_ahead_ms has no effect: the fused loop gives every token out when it is made",
                 DeprecationWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
+
+    @classmethod
+    def of(cls, given: object) -> Limits:
+        """The limits that a caller gave; the usual ones for None."""
+        if given is not None and not isinstance(given, Limits):
+            raise InvalidRequest(
+                f"limits must be a stretto.Limits, as Limits(max_running=8), not {given!r:.100}",
+                param="limits",
+                value=given,
+            )
+        return given or Limits()
 
     def on(self, backend: object) -> Limits:
         """The limits of an engine with that backend."""

@@ -17,6 +17,7 @@ from stretto.engine.types import Token
 from stretto.errors import InvalidRequest
 from stretto.options.generating import GENERATE
 from stretto.options.other_names import unknown_name
+from stretto.options.other_values import value_remedy
 from stretto.sampling.hooks import NativeHook
 from stretto.sampling.params import SamplingParams, check_integer, check_number
 from stretto.structured import Compiled, Grammar, as_grammar
@@ -213,6 +214,8 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
     rest["draft"] = _drafter(rest)
     stops = rest.pop("stop", ())
     stops = (stops,) if isinstance(stops, str) or callable(stops) else stops
+    if "" in (stops if isinstance(stops, (list, tuple)) else ()):
+        raise InvalidRequest("a stop string is empty; leave it out", param="stop", value="")
     stops = _all(
         "stop", stops, lambda stop: callable(stop) or (isinstance(stop, str) and stop), "strings or functions"
     )
@@ -305,7 +308,11 @@ def _check_single(options: Mapping[str, Any]) -> None:
 
 def _all(name: str, values: Any, test: Callable[[Any], Any], what: str) -> tuple[Any, ...]:
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise InvalidRequest(f"{name} must be a list of {what}, not {values!r}", param=name, value=values)
+        raise InvalidRequest(
+            f"{name} must be a list of {what}, not {values!r}{value_remedy(name, values)}",
+            param=name,
+            value=values,
+        )
     found = tuple(values)
     for value in found:
         if not test(value):

@@ -242,9 +242,9 @@ class Runner(CellPool):
                 "moving tokens to other positions", "truncate the text and append what should follow"
             )
 
-    def check_tokens(self, tokens: Iterable[int]) -> list[int]:
-        """The tokens as a list of ids that are in the vocabulary."""
-        return checked_tokens(tokens, self.spec.n_vocab, self.images)
+    def check_tokens(self, tokens: Iterable[int], param: str = "tokens") -> list[int]:
+        """The tokens as a list of ids that are in the vocabulary; `param` holds them, for errors."""
+        return checked_tokens(tokens, self.spec.n_vocab, self.images, param)
 
     def image_tokens(self, image: Pixels, salt: str | None = None) -> list[int]:
         """The tokens of an image; it is encoded once for all that have the same salt."""

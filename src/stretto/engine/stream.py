@@ -60,6 +60,14 @@ class EventStream(Generic[Event]):
         with self._engine.lock:
             self._request.cancel()
 
+    def close(self) -> None:
+        """The same as `cancel`, as generators have it."""
+        self.cancel()
+
+    def __repr__(self) -> str:
+        state = "ended" if self._request.finished else "running"
+        return f"<{type(self).__name__}, {state}>"
+
     def __enter__(self) -> Self:
         return self
 
@@ -99,3 +107,8 @@ class TextStream(EventStream[Token]):
         """The text so far."""
         output: TextOutput = self._request.decoder.output
         return output.text
+
+    def __repr__(self) -> str:
+        text = self.text
+        shown = text if len(text) <= 60 else f"…{text[-57:]}"
+        return f"{super().__repr__()[:-1]}: {shown!r}>"

@@ -57,4 +57,5 @@ class EngineModel(Verbs):
 
     def __repr__(self) -> str:
         kind, spec = type(self).__name__, self.spec
-        return f"<{kind} {spec.architecture}, {spec.n_layer} layers, backend {self.backend.name!r}>"
+        closed = ", closed" if self._engine.runner.closed else ""
+        return f"<{kind} {spec.architecture}, {spec.n_layer} layers, backend {self.backend.name!r}{closed}>"

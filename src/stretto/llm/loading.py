@@ -11,6 +11,7 @@ from stretto.llm.encoder import Encoder
 from stretto.llm.model import LLM
 from stretto.options.documenting import documented
 from stretto.options.loading import LOAD
+from stretto.options.refusing import check_model
 from stretto.router import open_model
 from stretto.text.loading import make_template, template_source
 from stretto.vision.cache import ImageCache
@@ -40,7 +41,8 @@ def load(
     >>> llm = stretto.load("smollm2")
     >>> llm.generate("Once upon a time").text
     """
-    limits = limits or Limits()
+    check_model(model)
+    limits = Limits.of(limits)
     source = None if chat_template is None else template_source(chat_template)
     opened = open_model(
         model,

@@ -147,7 +147,7 @@ class LLM(Texts, Scoring, EngineModel):
     def _all_ids(self, texts: Any) -> list[list[int]]:
         if not isinstance(texts, list):
             raise InvalidRequest(f"texts must be a list, not {type(texts).__name__}", param="texts")
-        return [prompt_ids(self._engine, text) for text in texts]
+        return [prompt_ids(self._engine, text, param="texts") for text in texts]
 
     @overload
     def parallel(
@@ -349,7 +349,7 @@ class LLM(Texts, Scoring, EngineModel):
 
         >>> llm.activations("I am calm.", [12])[0, -1]
         """
-        ids = prompt_ids(self._engine, text)
+        ids = prompt_ids(self._engine, text, param="text")
         return activations_of(self._engine, ids, list(layers), adapter)
 
     def unload_adapter(self, name: str) -> None:

@@ -7,13 +7,13 @@ from collections.abc import Sequence as Seq
 from typing import Any, cast
 
 from stretto.engine import Engine
-from stretto.errors import InvalidRequest, Unsupported
+from stretto.errors import InvalidRequest
 from stretto.llm.final import before_end, begun_reasoning, with_end
 from stretto.text.arguments import check_arguments, with_reasoning
 from stretto.text.parts import with_known_parts
 from stretto.text.reasoning import find_format
 from stretto.text.systems import fit_system
-from stretto.text.template import ChatTemplate
+from stretto.text.template import ChatTemplate, no_template
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.history import fit_calls
 from stretto.vision.chat import check_count, has_images, place_images
@@ -25,13 +25,41 @@ Prompt = str | Seq[int] | Parts
 Message = Mapping[str, Any]
 
 
-def prompt_ids(engine: Engine, prompt: Prompt, salt: str | None = None) -> list[int]:
-    """The token ids of a prompt; text gets the BOS token if the model asks for one. `salt` is for images."""
+def prompt_ids(engine: Engine, prompt: Prompt, salt: str | None = None, param: str = "prompt") -> list[int]:
+    """The token ids of a prompt; text gets the BOS token if the model asks for one. `salt` is for images.
+
+    `param` is the parameter that holds it, for errors.
+    """
     if isinstance(prompt, str):
         return engine.tokenizer.encode(prompt, special=True)
     if isinstance(prompt, tuple) and prompt:
         return _part_ids(engine, prompt, salt)
-    return engine.runner.check_tokens(cast(Seq[int], prompt))
+    _check_kind(prompt, param)
+    return engine.runner.check_tokens(cast(Seq[int], prompt), param)
+
+
+def _check_kind(prompt: object, param: str) -> None:
+    """Raise for what cannot be token ids, with the call that takes it where there is one."""
+    is_list = isinstance(prompt, list)
+    first = prompt[0] if isinstance(prompt, list) and prompt else prompt
+    if isinstance(first, Mapping):
+        hint = "; llm.chat takes a list of messages"
+    elif is_list and isinstance(first, str):
+        hint = "; a list of prompts is for llm.generate, and each of them can have a stream of its own"
+    elif isinstance(first, Image):
+        hint = '; a text and images are a tuple: ("What is this?", image)'
+    elif isinstance(first, bytes):
+        hint = "; decode bytes to a text first"
+    elif not isinstance(prompt, Iterable):
+        hint = ""
+    else:
+        return
+    raise InvalidRequest(
+        f"{param} must be a text, a list of token ids, or a tuple of texts and images, "
+        f"not {prompt!r:.100}{hint}",
+        param=param,
+        value=prompt,
+    )
 
 
 def _part_ids(engine: Engine, parts: tuple[object, ...], salt: str | None) -> list[int]:
@@ -124,7 +152,5 @@ def _within_reasoning(
 def known_template(template: ChatTemplate | None) -> ChatTemplate:
     """The model's chat template; raises if it has none."""
     if template is None:
-        raise Unsupported(
-            "this model has no chat template; use generate with a prompt of your own", param="messages"
-        )
+        raise no_template()
     return template

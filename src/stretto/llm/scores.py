@@ -25,7 +25,12 @@ class PromptScores:
         adapter: str | Mapping[str, float] | None = None,
     ) -> None:
         if not isinstance(prompts, list) or not prompts:
-            raise InvalidRequest("prompts must be a list of texts or of lists of ids", param="prompt")
+            hint = "; for one prompt, give [prompt]" if prompts else ""
+            raise InvalidRequest(
+                f"prompts must be a list of texts or of lists of ids, not {prompts!r:.100}{hint}",
+                param="prompts",
+                value=prompts,
+            )
         check_salt(salt)
         self._engine = engine
         self._ids = [prompt_ids(engine, prompt) for prompt in prompts]

@@ -41,7 +41,8 @@ llm.close()
 SECTIONS = (
     (
         "`generate`, `stream`, `chat`, `step`: sampling",
-        "Defaults may be the model's own (`llm.defaults`). `seq.step` and `llm.step` take these only.",
+        "Defaults may be the model's own (`llm.defaults`: a folder's `generation_config.json`, a GGUF file's "
+        "`general.sampling.…`). `seq.step` and `llm.step` take these only.",
         SAMPLING,
     ),
     ("`generate`, `stream`, `chat`: where the text ends", "", LIMITS),

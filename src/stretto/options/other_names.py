@@ -70,7 +70,6 @@ SAME = {
     "threads": ("n_threads", "num_thread", "num_threads", "n_threads_batch", "threads_batch"),
     "kv": ("kv_cache_dtype", "type_k", "type_v", "cache_type_k", "cache_type_v", "cache_implementation"),
     "quantize": ("quantization", "quantization_config", "load_in_4bit", "load_in_8bit"),
-    "repack": ("use_mmap", "no_mmap", "use_mlock", "low_vram"),
     "prefix_cache": ("enable_prefix_caching", "cache_prompt", "prompt_cache"),
     "limits": (
         "max_num_seqs",
@@ -91,6 +90,7 @@ _GPU = 'device="cuda" runs the whole model on a GPU, device="cpu" none of it'
 _FILE = "the model's file says it"
 _PROMPT = 'a prompt with images is a tuple: ("What is this?", stretto.Image.open("cat.jpg"))'
 _THINKING = "llm.chat(messages, template=llm.thinking(False)) turns thinking off"
+_MAPPED = "repack=False reads weights from the mapped file, repack=True packs them in memory"
 _NOTHING = "leave it out: nothing needs it"
 
 _SAMPLERS = (
@@ -175,6 +175,10 @@ ADVICE = {
     "enforce_eager": _NOTHING,
     "offload_kqv": _NOTHING,
     "numa": _NOTHING,
+    "low_vram": _GPU,
+    "no_mmap": _MAPPED,
+    "use_mlock": _MAPPED,
+    "use_mmap": _MAPPED,
 }
 _HOMES = (
     ("generate, stream and chat", GENERATE),

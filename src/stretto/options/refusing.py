@@ -12,6 +12,7 @@ from stretto.errors import InvalidRequest
 from stretto.options.other_names import unknown_name
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Kind = TypeVar("Kind")
 
 # Names of classes and functions elsewhere, and what to call here.
 CALLS = {
@@ -64,7 +65,7 @@ METHODS = {
 
 def refusing_unknown(function: Function) -> Function:
     """A decorator: unknown keywords raise `InvalidRequest` with the right name."""
-    known = tuple(inspect.signature(function).parameters)
+    known = tuple(name for name in inspect.signature(function).parameters if name != "self")
 
     @wraps(function)
     def checked(*args: Any, **keywords: Any) -> Any:
@@ -74,6 +75,28 @@ def refusing_unknown(function: Function) -> Function:
         return function(*args, **keywords)
 
     return cast(Function, checked)
+
+
+def refusing_unknown_fields(kind: type[Kind]) -> type[Kind]:
+    """A decorator of dataclasses: unknown fields raise `InvalidRequest` with the right name."""
+    setattr(kind, "__init__", refusing_unknown(kind.__init__))  # noqa: B010
+    return kind
+
+
+def check_model(model: object) -> None:
+    """Raise unless it can be a model's name or path."""
+    if not isinstance(model, (str, PathLike)) or not isinstance(fspath(model), str):
+        raise InvalidRequest(
+            f'model must be a name or a path, as "smollm2" or "models/mine.gguf", not {model!r:.100}',
+            param="model",
+            value=model,
+        )
+    if model == "":
+        raise InvalidRequest(
+            'model is empty; give a name or a path, as "smollm2" or "models/mine.gguf"',
+            param="model",
+            value=model,
+        )
 
 
 def check_backend(args: tuple[Any, ...], keywords: dict[str, Any]) -> None:

@@ -24,13 +24,13 @@ class QuantisedFile(GGUF):
     """An open model in the formats of a mix."""
 
     def __init__(self, file: GGUF, mix: str, threads: int | None = None) -> None:
-        chosen = find_mix(mix)
+        chosen = find_mix(mix, "quantize")
         self.source = file
         self.quantised_as = chosen.name
         self.path, self.version, self.alignment = file.path, file.version, file.alignment
         self.metadata = file.metadata
         self._kept = Kept()
-        self.tensors = choose_tensors(file, chosen, threads=threads, kept=self._kept)
+        self.tensors = choose_tensors(file, chosen, threads=threads, kept=self._kept, at_load=True)
 
     @property
     def files(self) -> tuple[Path, ...]:

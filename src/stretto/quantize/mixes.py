@@ -67,15 +67,16 @@ MIXES = {mix.name: mix for mix in _ALL if mix.format in WRITABLE}
 ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 
 
-def find_mix(name: str) -> Mix:
+def find_mix(name: str, param: str = "mix") -> Mix:
     """The mix of that name, in small or capital letters; `InvalidRequest` lists those there are."""
     lower = name.lower() if isinstance(name, str) else ""
     found = MIXES.get(ALIASES.get(lower, lower))
     if found is None:
         unwritable = any(mix.name == lower for mix in _ALL)
         reason = "can be read, but not written" if unwritable else "is not known"
+        what = "the mix" if param == "mix" else f"{param}: the mix"
         raise InvalidRequest(
-            f"the mix {name!r} {reason}; use one of {', '.join(MIXES)}", param="mix", value=name
+            f"{what} {name!r} {reason}; use one of {', '.join(MIXES)}", param=param, value=name
         )
     return found
 

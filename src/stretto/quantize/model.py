@@ -180,8 +180,12 @@ def choose_tensors(
     progress: Progress | None = None,
     plain_as_float32: bool = False,
     kept: Kept | None = None,
+    at_load: bool = False,
 ) -> dict[str, Tensor]:
-    """The tensors of a file in the formats of a mix: those that change are made when they are read."""
+    """The tensors of a file in the formats of a mix: those that change are made when they are read.
+
+    `at_load` is for errors: the parameter is then `quantize` of `stretto.load`.
+    """
     chosen = choose_formats(
         mix, file.metadata, file.tensors, has_imatrix=imatrix is not None, overrides=overrides, pure=pure
     )
@@ -193,7 +197,7 @@ def choose_tensors(
         }
     changed = {name: fmt for name, fmt in chosen.items() if fmt is not file.tensors[name].format}
     if not allow_requantize:
-        _check_sources(file, changed)
+        _check_sources(file, changed, at_load)
     _check_importance(file, changed, imatrix)
     quantizer = _native.Quantizer(threads or usable_cores())
     total = sum(prod(file.tensors[name].shape) for name in changed)
@@ -212,14 +216,23 @@ def choose_tensors(
     return tensors
 
 
-def _check_sources(file: GGUF, changed: Mapping[str, Format]) -> None:
+def _check_sources(file: GGUF, changed: Mapping[str, Format], at_load: bool) -> None:
     for name, fmt in changed.items():
         found = file.tensors[name].format
         if found not in PLAIN:
-            raise InvalidRequest(
+            problem = (
                 f"tensor {name!r} of {file.path.name} is {found.name} already, and {fmt.name} of it would "
-                "lose twice; start from an F16, BF16 or F32 file, or pass allow_requantize=True "
-                "(--allow-requantize)",
+                "lose twice; start from an F16, BF16 or F32 file, or"
+            )
+            if at_load:
+                raise InvalidRequest(
+                    f"{problem} leave quantize out; `stretto quantize --allow-requantize` writes such a file "
+                    "nevertheless",
+                    param="quantize",
+                    value=fmt.name.lower(),
+                )
+            raise InvalidRequest(
+                f"{problem} pass allow_requantize=True (--allow-requantize)",
                 param="allow_requantize",
                 value=False,
             )

@@ -232,4 +232,6 @@ def _none_can(candidates: Sequence[Candidate]) -> Unsupported:
     reasons = "; ".join(
         f"{each.name}: {each.refusal or 'its logits are no numbers'}" for each in candidates if each.asked
     )
-    return Unsupported(f"no backend can run this model here: {reasons}", param="backend")
+    others = [each.name for each in candidates if not (each.asked or each.refusal or each.tier == ORACLE)]
+    remedy = f"; {others[0]} can: leave backend and device out" if others else ""
+    return Unsupported(f"no backend can run this model here: {reasons}{remedy}", param="backend")

@@ -13,6 +13,7 @@ import numpy as np
 from stretto.errors import InvalidRequest
 from stretto.options.documenting import documented
 from stretto.options.generating import SAMPLING
+from stretto.options.other_values import value_remedy
 
 MIN_TEMPERATURE = 1e-6  # smaller numbers overflow when logits are divided by them as floats
 
@@ -102,7 +103,9 @@ def check_number(
     if not fine or not isfinite(value) or not low <= value <= high or (open_low and value == low):
         above = f"above {low:g}" if open_low else f"from {low:g}"
         raise InvalidRequest(
-            f"{name} must be a number {above} to {high:g}, not {value!r}", param=param or name, value=value
+            f"{name} must be a number {above} to {high:g}, not {value!r}{value_remedy(name, value)}",
+            param=param or name,
+            value=value,
         )
 
 
@@ -113,5 +116,7 @@ def check_integer(name: str, value: int, low: int, high: int, *, param: str | No
     """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
         raise InvalidRequest(
-            f"{name} must be an integer from {low} to {high}, not {value!r}", param=param or name, value=value
+            f"{name} must be an integer from {low} to {high}, not {value!r}{value_remedy(name, value)}",
+            param=param or name,
+            value=value,
         )

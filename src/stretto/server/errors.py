@@ -14,7 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from stretto import errors
+from stretto.options.other_values import field_remedy
 from stretto.server.field_names import FIELDS, remedy
+from stretto.text.template import GENERATE_INSTEAD
 
 log = logging.getLogger("stretto.server")
 
@@ -42,6 +44,10 @@ LLAMA_TYPES: dict[int | str, str] = {  # by code, or by status
 }
 
 CLIENT_GONE = 499  # a status that no client gets, and no error
+
+COMPLETE_INSTEAD = "/v1/completions continues a prompt of your own"  # by a model without a chat template
+RAW_INSTEAD = 'POST /api/generate with "raw": true continues a prompt of your own'
+
 MAX_QUOTED = 300  # characters of a message that come from a request
 
 
@@ -100,7 +106,7 @@ def body_of(error: ApiError, path: str) -> dict[str, Any]:
     Without `/v1` the types of errors are llama-server's.
     """
     if path.startswith("/api/"):
-        return {"error": error.message}
+        return {"error": error.message.replace(COMPLETE_INSTEAD, RAW_INSTEAD)}
     if path.startswith(ANTHROPIC_PATH):
         kind = ANTHROPIC_TYPES.get(error.status, INVALID if error.status < 500 else "api_error")
         named = not error.param or error.param in error.message  # there is no field for it
@@ -130,7 +136,7 @@ def answer(error: ApiError, path: str) -> Response:
 
 def translate(error: BaseException, prompt: str | None = None, grammar: str | None = "grammar") -> ApiError:
     """Any exception as an `ApiError`; `prompt` and `grammar` are the fields that hold them."""
-    message = str(error)
+    message = str(error).replace(GENERATE_INSTEAD, COMPLETE_INSTEAD)
     match error:
         case ApiError():
             return error
@@ -173,7 +179,13 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
 
 # No memory, no descriptors, no space on the disk: it passes, and is no bug.
 _EXHAUSTED = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN}
-_INPUT = ("prompt", "text", "ids")  # parameters of ours that each endpoint has under a name of its own
+_INPUT = (
+    "prompt",
+    "prompts",
+    "text",
+    "texts",
+    "ids",
+)  # parameters of ours that each endpoint has under a name of its own
 _CODES = {errors.ContextOverflow: "context_length_exceeded", errors.Unsupported: "unsupported"}
 
 
@@ -248,7 +260,8 @@ def explained(errors: Sequence[Any], body: Any, known: Collection[str] = ()) -> 
     given = first.get("input")
     given = given[:MAX_QUOTED] if isinstance(given, str) else given
     shown = f"; it is {given!r:.60}" if isinstance(given, (str, int, float, bool, type(None))) else ""
-    return ApiError(400, f"{param}: {message}{shown}", param=param, code="invalid_value")
+    advice = field_remedy(param, given, known)
+    return ApiError(400, f"{param}: {message}{shown}{advice}", param=param, code="invalid_value")
 
 
 def _rank(issue: tuple[str, Any]) -> tuple[bool, bool, int]:

@@ -57,7 +57,8 @@ class NativeSampling(LlamaSamplers):
     """The fields that `/completion` and `/infill` share."""
 
     n_predict: Annotated[int, Field(ge=-2, lt=1 << 31)] | None = Field(
-        None, description="Generate at most so many tokens; below 0: to the end of the context."
+        None,
+        description="Generate at most so many tokens; below 0: to the context's end; 0: compute the prompt.",
     )
     temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None

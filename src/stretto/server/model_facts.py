@@ -14,7 +14,7 @@ from stretto.models import read_spec
 from stretto.models.summary import in_words
 from stretto.server.registry import Registry
 from stretto.server.settings import Settings
-from stretto.server.slots import TASK_FACTOR, WORKING_BYTES, Slot
+from stretto.server.slots import TASK_FACTOR, WORKING_BYTES, Slot, context_of
 from stretto.text.reasoning import find_format
 from stretto.weights import hub
 from stretto.weights.folder import open_weights
@@ -55,7 +55,7 @@ def facts_of(slot: Slot, settings: Settings, with_source: bool) -> dict[str, Any
         "architecture": facts["architecture"],
         "parameters": facts["parameters"],
         "formats": facts["formats"],
-        "context_length": getattr(llm, "context_length", facts["context_length"]),
+        "context_length": context_of(slot, settings),
         "vision": llm.vision is not None if isinstance(llm, LLM) else facts["vision"],
         "template": llm.has_template if isinstance(llm, LLM) else bool(facts["template"]),
         "thinking": find_format(facts["template"]) is not None,

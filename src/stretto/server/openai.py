@@ -311,14 +311,15 @@ def _encoded(vector: Any, how: str | None) -> list[float] | str:
 
 def _model(name: str, slot: Slot, settings: Settings) -> dict[str, Any]:
     """A model as clients of OpenAI, Anthropic, vLLM (`max_model_len`) and llama-server (`status`) read it."""
+    length = context_of(slot, settings)
     return {
         "id": name,
         "object": "model",
         "created": int(slot.facts["modified"]),
         "owned_by": "stretto",
-        **_for_anthropic(name, slot),
-        "context_length": slot.facts["context_length"],
-        "max_model_len": context_of(slot, settings),
+        **_for_anthropic(name, slot, length),
+        "context_length": length,
+        "max_model_len": length,
         "root": slot.path.name,
         "parent": None if name == slot.name else slot.name,
         "status": {"value": slot.status},
@@ -333,7 +334,7 @@ def _for_llama(name: str, slot: Slot) -> dict[str, Any]:
     return {"name": name, "model": name, "type": "model", "capabilities": able}
 
 
-def _for_anthropic(name: str, slot: Slot) -> dict[str, Any]:
+def _for_anthropic(name: str, slot: Slot, length: int) -> dict[str, Any]:
     """The fields of a model that Anthropic's clients read; they ask at the same path."""
     created = datetime.fromtimestamp(int(slot.facts["modified"]), timezone.utc)
     return {
@@ -341,5 +342,5 @@ def _for_anthropic(name: str, slot: Slot) -> dict[str, Any]:
         "display_name": name,
         "created_at": created.isoformat(),
         "lifecycle": "active",
-        "max_input_tokens": slot.facts["context_length"],
+        "max_input_tokens": length,
     }

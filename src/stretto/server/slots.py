@@ -111,7 +111,7 @@ class Slot:
 
 def context_of(slot: Slot, settings: Settings) -> int:
     """The tokens that one request may have."""
-    if isinstance(slot.llm, LLM):
+    if isinstance(slot.llm, EngineModel):
         return slot.llm.context_length
     length: int = slot.facts["context_length"]
     return min(length, AUTO_CELLS if isinstance(settings.cells, str) else settings.cells)

@@ -150,7 +150,7 @@ def as_grammar(value: Any) -> Grammar:
         return Grammar.json(value)
     raise InvalidGrammar(
         f"grammar must be a JSON schema (a dict) or made by stretto.Grammar, not {value!r:.100}; "
-        "there are Grammar.json, .regex, .lark and .choices",
+        "there are Grammar.json, .regex, .choices, .lark and .gbnf",
         param="grammar",
         value=value,
     )

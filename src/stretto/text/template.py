@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 from stretto import forking
-from stretto.errors import InvalidRequest, ModelError, StrettoError
+from stretto.errors import InvalidRequest, ModelError, StrettoError, Unsupported
 from stretto.text.budget import Budget
 from stretto.text.guards import GLOBALS
 from stretto.text.intake import PRIVATE, Intake, check_messages, walk
@@ -30,6 +30,14 @@ _DATES = {"date_string": "%d %b %Y", "datetime": "%b %d %Y"}  # of Llama 3, of F
 # The roles from which a template may compose a special token, as in '<|' + role + '|>'. Any other role is
 # the caller's own: it is rendered, but never becomes part of a special token.
 _ROLES = "system developer user assistant model tool function ipython observation tool_response tool_results"
+
+
+GENERATE_INSTEAD = "llm.generate continues a prompt of your own"  # the server names an endpoint
+
+
+def no_template() -> Unsupported:
+    """The error of a conversation with a model that has no chat template."""
+    return Unsupported(f"this model has no chat template; {GENERATE_INSTEAD}", param="messages")
 
 
 class ChatTemplate:

@@ -13,10 +13,10 @@ from stretto.engine.engine import Engine
 from stretto.engine.request import Request
 from stretto.engine.stream import TextStream
 from stretto.engine.types import Result
-from stretto.errors import InvalidRequest, Unsupported
+from stretto.errors import InvalidRequest
 from stretto.structured import Grammar, as_grammar
 from stretto.text.reasoning import Format, Reasoning, find_format
-from stretto.text.template import ChatTemplate
+from stretto.text.template import ChatTemplate, no_template
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.check import Choice, Tools, check_choice, check_tools
 from stretto.tools.finding import call_format
@@ -117,9 +117,7 @@ def plan_tools(
     if mode == "none":
         return ToolPlan()
     if template is None:
-        raise Unsupported(
-            "this model has no chat template; use generate with a prompt of your own", param="messages"
-        )
+        raise no_template()
     shown = [tool.description for tool in checked]
     layout = call_format(template, tokenizer)
     reasoning = find_format(template.tool_source) or find_format(template.source)

@@ -36,6 +36,7 @@ MAX_DIMENSIONS = 4
 
 HEADER = Struct("<4sIQQ")
 _U32 = Struct("<I")
+_CUT = "cut off or damaged; fetch it again"
 _ARRAY = Struct("<IQ")
 
 
@@ -78,7 +79,7 @@ class Parser:
         start = self.offset
         if nbytes > self.size - start:
             left = self.size - start
-            raise self._error(f"{nbytes} bytes are announced, {max(left, 0)} are left: cut off or damaged")
+            raise self._error(f"{nbytes} bytes are announced, {max(left, 0)} are left: {_CUT}")
         self.offset = start + nbytes
         return start
 
@@ -90,7 +91,11 @@ class Parser:
         if number > limit or number * least > self.size - self.offset:
             raise self._error(
                 f"{number} {what} are announced, more than "
-                + (f"the {limit} allowed" if number > limit else f"{self.size - self.offset} bytes can hold")
+                + (
+                    f"the {limit} allowed"
+                    if number > limit
+                    else f"{self.size - self.offset} bytes can hold: {_CUT}"
+                )
             )
         return number
 
@@ -191,10 +196,10 @@ class Parser:
         for index in range(count):
             if offset > self.size - LENGTH.size:
                 self.field += f"[{index}]"
-                return self._error("the array is cut off", min(offset, self.size))
+                return self._error(f"the array is {_CUT}", min(offset, self.size))
             offset += LENGTH.size + LENGTH.unpack_from(self.buffer, offset)[0]
         self.field += f"[{count - 1}]"
-        return self._error(f"the string ends {offset - self.size} bytes behind the end of the file")
+        return self._error(f"the string ends {offset - self.size} bytes behind the end of the file: {_CUT}")
 
     def _read_alignment(self) -> int:
         self.field = "metadata 'general.alignment'"

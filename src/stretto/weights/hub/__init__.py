@@ -239,9 +239,9 @@ def _entry(name: str) -> Entry | Bundle:
     if name in names:
         return names[name]
     near = difflib.get_close_matches(name.lower(), [*names, *catalogue.CATALOGUE], n=2)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    hint = f"did you mean {' or '.join(near)}? Names" if near else "names"
     raise InvalidRequest(
-        f"there is no model {name!r}; {hint}Names are {', '.join(sorted(names))} and those that `stretto "
+        f"there is no model {name!r}; {hint} are {', '.join(sorted(names))} and those that `stretto "
         "models --catalogue` lists; hf:org/repo:Q4_K_M fetches from the Hugging Face Hub"
         + ("" if is_name(name) else ", and a file that you have needs no pull")
     )
