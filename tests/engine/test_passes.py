@@ -193,8 +193,10 @@ def test_a_scored_prompt_stays_in_the_cache_of_its_salt():
     assert llm.generate("x" * 40, max_tokens=1, cache_salt="mine").usage.cached_tokens == 39
 
 
-@pytest.mark.parametrize("prompts", [[], "x", [""], [[]]])
-def test_no_prompts_are_not_scored(prompts):
+@pytest.mark.parametrize(
+    ("prompts", "param"), [([], "prompts"), ("x", "prompts"), ([""], "prompt"), ([[]], "prompt")]
+)
+def test_no_prompts_are_not_scored(prompts, param):
     with pytest.raises(InvalidRequest) as refused:
         mock_llm("A").prompt_logprobs(prompts)
-    assert refused.value.param == "prompt"
+    assert refused.value.param == param
