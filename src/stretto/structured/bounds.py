@@ -10,16 +10,19 @@ import re
 from math import ceil, floor
 from typing import Any
 
-from stretto.structured.places import NotExpressible, Schema, dereferenced
+from stretto.structured.overlap import Overlap
+from stretto.structured.places import NotExpressible
 
-MAX_MEMBERS = 64  # schemas that apply to a value at once, which are looked at
 MAY_BE_WRONG = re.compile(r'"exclusiveM(?:in|ax)imum": ')
 BOUNDS = "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"
 
 
-def wrong_bound(root: Schema, schema: dict[str, Any]) -> str | None:
+def wrong_bound(overlap: Overlap, schema: dict[str, Any]) -> str | None:
     """The bound of a schema's numbers that would be accepted although it is excluded, in words; else None."""
-    members = _members(root, schema)
+    try:
+        members = overlap.members([schema]) or []
+    except NotExpressible:
+        members = [one for one in (schema, *schema.get("allOf", [])) if isinstance(one, dict)]
     if all("type" in one and "number" not in _types(one) for one in members if one.keys() & set(BOUNDS)):
         return None
     given = {key: [one[key] for one in members if _is_number(one.get(key))] for key in BOUNDS}
@@ -32,21 +35,6 @@ def wrong_bound(root: Schema, schema: dict[str, Any]) -> str | None:
         if most < 0 and most == ceil(most) and any(ceil(one) == most > one for one in lows):
             return f"exclusiveMaximum {most}"
     return None
-
-
-def _members(root: Schema, schema: Schema) -> list[dict[str, Any]]:
-    """A schema and those that apply with it."""
-    found: list[dict[str, Any]] = []
-    waiting = [schema]
-    while waiting and len(found) < MAX_MEMBERS:
-        try:
-            one = dereferenced(root, waiting.pop())
-        except NotExpressible:
-            continue
-        if isinstance(one, dict):
-            found.append(one)
-            waiting += one.get("allOf", [])
-    return found
 
 
 def _types(schema: dict[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ from stretto.errors import InvalidGrammar
 from stretto.structured.bounds import MAY_BE_WRONG, wrong_bound
 from stretto.structured.ecma import with_ecma_patterns
 from stretto.structured.normalised import NEEDED, normalised
+from stretto.structured.overlap import Overlap
 from stretto.structured.rewrite import SPECIAL, rewritten
 from stretto.structured.shallow import shallow
 from stretto.structured.strays import gathered
@@ -115,8 +116,9 @@ def parser_schema(text: str, *, closed: bool = False, checks: bool = False) -> s
 
 def _check_bounds(schema: Any) -> None:
     """Raise for bounds of numbers that the parser does not keep."""
+    overlap = Overlap(schema)
     for path, value in walk(schema, MAX_CHARACTERS):
-        if isinstance(value, dict) and (bound := wrong_bound(schema, value)):
+        if isinstance(value, dict) and (bound := wrong_bound(overlap, value)):
             raise InvalidGrammar(
                 f"the JSON schema at {path}: {bound} with another bound less than 1 away cannot be kept "
                 "exactly; use an integer as the other bound, or a fraction as this one",

@@ -133,9 +133,7 @@ class BeamDecoder:
 
     def hook_rows(self) -> list[tuple[Row, list[int]]]:
         """The logits of all hypotheses."""
-        tracks = [hypothesis.track for hypothesis in self._open]
-        rows = [self._logits(hypothesis) for hypothesis in self._open]
-        return [(row, track.shown.show(track.tokens)) for row, track in zip(rows, tracks, strict=True)]
+        return [(self._logits(one), one.track.shown.show(one.track.tokens)) for one in self._open]
 
     def hooks_wrote(self) -> bool:
         """Whether the tokens of a hypothesis are not those that hooks have."""
