@@ -65,7 +65,16 @@ def test_the_refusal_names_the_place(schema):
         {"type": "integer", "exclusiveMinimum": 0, "maximum": 0.5},
         {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
         {"properties": {"a": {"exclusiveMinimum": 0}, "b": {"maximum": 0.5}}},
+        {"const": {"exclusiveMinimum": 0, "maximum": 0.5}},
     ],
 )
 def test_others_are_not_refused(schema):
     assert Grammar.json(schema)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"allOf": 5}, {"allOf": [{"allOf": {"a": 1}}]}, {"type": 5}, {"minimum": "a"}]
+)
+def test_keywords_of_a_wrong_kind_are_refused_by_the_parser(wrong):
+    with pytest.raises(InvalidGrammar):
+        COMPILER.compile(Grammar.json({"exclusiveMinimum": 0, "maximum": 3, **wrong}))

@@ -21,6 +21,8 @@ def wrong_bound(overlap: Overlap, schema: dict[str, Any]) -> str | None:
     """The bound of a schema's numbers that would be accepted although it is excluded, in words; else None."""
     try:
         members = overlap.members([schema]) or []
+    except TypeError:  # a keyword of the wrong kind, which the parser refuses
+        return None
     except NotExpressible:
         members = [one for one in (schema, *schema.get("allOf", [])) if isinstance(one, dict)]
     if all("type" in one and "number" not in _types(one) for one in members if one.keys() & set(BOUNDS)):
@@ -39,7 +41,7 @@ def wrong_bound(overlap: Overlap, schema: dict[str, Any]) -> str | None:
 
 def _types(schema: dict[str, Any]) -> list[str]:
     types = schema.get("type", [])
-    return [types] if isinstance(types, str) else types
+    return types if isinstance(types, list) else [types]
 
 
 def _is_number(value: Any) -> bool:

@@ -16,6 +16,7 @@ from stretto.structured.bounds import MAY_BE_WRONG, wrong_bound
 from stretto.structured.ecma import with_ecma_patterns
 from stretto.structured.normalised import NEEDED, normalised
 from stretto.structured.overlap import Overlap
+from stretto.structured.places import LISTS, MAPS, SINGLE
 from stretto.structured.rewrite import SPECIAL, rewritten
 from stretto.structured.shallow import shallow
 from stretto.structured.strays import gathered
@@ -117,8 +118,8 @@ def parser_schema(text: str, *, closed: bool = False, checks: bool = False) -> s
 def _check_bounds(schema: Any) -> None:
     """Raise for bounds of numbers that the parser does not keep."""
     overlap = Overlap(schema)
-    for path, value in walk(schema, MAX_CHARACTERS):
-        if isinstance(value, dict) and (bound := wrong_bound(overlap, value)):
+    for path, value in _schemas(schema):
+        if bound := wrong_bound(overlap, value):
             raise InvalidGrammar(
                 f"the JSON schema at {path}: {bound} with another bound less than 1 away cannot be kept "
                 "exactly; use an integer as the other bound, or a fraction as this one",
@@ -150,14 +151,31 @@ def written(schema: Any) -> str:
     return text
 
 
-def walk(schema: Any, most: int = MAX_DEPTH) -> Iterator[tuple[str, Any]]:
+def _schemas(root: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A schema and all schemas within it, with their paths; what `const` and the like hold is none."""
+    stack = [("#", root)]
+    while stack:
+        path, schema = stack.pop()
+        if not isinstance(schema, dict):
+            continue
+        yield path, schema
+        for key, value in schema.items():
+            if key in MAPS and isinstance(value, dict):
+                stack += [(f"{path}/{key}/{_escaped(name)}", part) for name, part in value.items()]
+            elif key in LISTS and isinstance(value, list):
+                stack += [(f"{path}/{key}/{i}", part) for i, part in enumerate(value)]
+            elif key in SINGLE:
+                stack.append((f"{path}/{key}", value))
+
+
+def walk(schema: Any) -> Iterator[tuple[str, Any]]:
     """Every value in a schema with its path, `#/properties/name`; without recursion, and never too deep."""
     stack: list[tuple[str, Any, int]] = [("#", schema, 1)]
     n = 0
     while stack:
         path, value, depth = stack.pop()
         n += 1
-        if depth > most:
+        if depth > MAX_DEPTH:
             raise InvalidGrammar(_too_deep(path), param="schema")
         if n > MAX_CHARACTERS:
             raise InvalidGrammar(f"the JSON schema has more than {MAX_CHARACTERS} values", param="schema")
