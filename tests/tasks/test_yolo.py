@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("onnxruntime")
@@ -140,6 +140,8 @@ SIZES = st.lists(st.sampled_from([0, 1, 2, 4, 6, 7, 8, 21, 63]), min_size=0, max
     st.lists(SIZES, min_size=1, max_size=4),
     st.sampled_from([0.5, 1e30, np.nan]),
 )
+@example("yolox", [[1, 21, 0]], 0.5)  # as many rows as there are cells, and nothing in them
+@example("yolox", [[1, 21, 6, 0]], 0.5)
 def test_outputs_of_any_shape_are_boxes_or_an_error(kind, shapes, value):
     arrays = {str(number): np.full(shape, value, np.float32) for number, shape in enumerate(shapes)}
     with np.errstate(all="ignore"):

@@ -104,6 +104,8 @@ def _yolov8(arrays: list[NDArray[Any]], width: int, height: int, n_classes: int)
 
 def _yolox(arrays: list[NDArray[Any]], width: int, height: int, n_classes: int) -> Decoded:
     rows = arrays[0][0]
+    if rows.ndim != 2 or rows.shape[1] < 6:  # also an empty one, whose median would be a warning
+        raise ValueError(f"rows of {list(rows.shape[1:])} values, instead of a box, a score and classes")
     strides = count_cells(width, height)[len(rows)]
     if float(np.median(np.abs(rows[:, :2]))) > MAX_OFFSET:
         raise ModelError(
