@@ -15,12 +15,12 @@ PROMPT = "The capital of France is"
 
 @pytest.fixture(scope="module")
 def adapter(smollm2_path, tmp_path_factory):
-    """A random adapter of SmolLM2's queries, strong enough to change a text."""
+    """A random adapter of SmolLM2, so strong that its text has nothing in common with the model's."""
     path = tmp_path_factory.mktemp("adapter") / "a.gguf"
     rng, tensors = np.random.default_rng(1), {}
     for i in range(30):
         for kind, shape in (("a", (2, 576)), ("b", (576, 2))):
-            tensors[f"blk.{i}.attn_output.weight.lora_{kind}"] = (0.3 * rng.standard_normal(shape)).astype(
+            tensors[f"blk.{i}.attn_output.weight.lora_{kind}"] = (3 * rng.standard_normal(shape)).astype(
                 np.float16
             )
     head = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 2.0}
