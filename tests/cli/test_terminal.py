@@ -122,7 +122,7 @@ def test_a_long_history_is_cut_back_and_one_that_cannot_be_kept_is_no_error(tmp_
 def test_tab_completes_commands_and_paths_anywhere(start, tmp_path):
     (tmp_path / "a cat.png").touch()
     (tmp_path / "folder").mkdir()
-    terminal = start(ECHO)
+    terminal = start(ECHO, width=len(str(tmp_path)) + 80)  # a path that is wrapped is not found on the screen
     terminal.type("/mod\t")
     terminal.until("> /model")
     terminal.type("\x15")  # Ctrl-U: empties the line
