@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from stretto.weights.hub import index_models
-from stretto.weights.hub.index_models import Entry, Wheel
+from stretto.weights.hub.index_models import Entry, ModelDefaults, Wheel
+from stretto.weights.hub.names import Reference
 from stretto.weights.writer import write_gguf
 
 # What a command needs to find the server and nothing else, whatever the machine is set up to use.
@@ -75,7 +76,8 @@ def tiny_entry(wheels: Path, gguf: bytes, n_pieces: int = 1) -> Entry:
 
 def install(entry: str) -> None:
     """Make the entry with this `repr` the catalogue: for processes that a test starts."""
-    made = eval(entry, {"Entry": Entry, "Wheel": Wheel})
+    types = (Entry, ModelDefaults, Reference, Wheel)
+    made = eval(entry, {one.__name__: one for one in types})
     index_models.INDEX_MODELS = {made.name: made}
 
 

@@ -41,23 +41,23 @@ def asked(cli):
 @pytest.mark.parametrize(
     ("words", "model", "expected"),
     [
-        ([], None, ("default", None)),
-        (["Hello"], None, ("default", "Hello")),
-        (["What is smollm2?"], None, ("default", "What is smollm2?")),
+        ([], None, (None, None)),
+        (["Hello"], None, (None, "Hello")),
+        (["What is smollm2?"], None, (None, "What is smollm2?")),
         (["smollm2"], None, ("smollm2", None)),
         (["smollm2"], "gemma3-270m", ("gemma3-270m", "smollm2")),
         (["smollm2", "smollm2"], None, ("smollm2", "smollm2")),
         (["hf:org/repo/file.gguf"], None, ("hf:org/repo/file.gguf", None)),
-        (["either/or"], None, ("default", "either/or")),
+        (["either/or"], None, (None, "either/or")),
         (["missing.gguf"], None, ("missing.gguf", None)),
-        (["Why is it missing.gguf"], None, ("default", "Why is it missing.gguf")),
+        (["Why is it missing.gguf"], None, (None, "Why is it missing.gguf")),
         (["./here.gguf", "Hi"], None, ("./here.gguf", "Hi")),
-        (["nul\0"], None, ("default", "nul\0")),
-        (["x/" * 5000], None, ("default", "x/" * 5000)),
+        (["nul\0"], None, (None, "nul\0")),
+        (["x/" * 5000], None, (None, "x/" * 5000)),
     ],
 )
 def test_one_argument_is_the_prompt_unless_it_names_a_model_and_two_are_both(words, model, expected):
-    assert model_and_prompt(words, model, "default") == expected
+    assert model_and_prompt(words, model) == expected
 
 
 def test_files_and_folders_of_models_are_models(tmp_path):
@@ -69,9 +69,9 @@ def test_files_and_folders_of_models_are_models(tmp_path):
 
 def test_a_prompt_without_quotes_is_explained():
     with pytest.raises(InvalidRequest, match="put all of it in quotes"):
-        model_and_prompt(["Hello", "there"], None, "default")
+        model_and_prompt(["Hello", "there"], None)
     with pytest.raises(InvalidRequest, match="3 arguments; a prompt of several words needs quotes"):
-        model_and_prompt(["What", "is", "this?"], None, "default")
+        model_and_prompt(["What", "is", "this?"], None)
 
 
 def test_a_model_before_the_prompt(asked, tmp_path):

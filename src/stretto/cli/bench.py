@@ -25,7 +25,7 @@ Rounds = Annotated[int, typer.Option(help="How often; the median counts.")]
 @bench.callback()
 def speed(
     context: typer.Context,
-    model: o.Model = o.DEFAULT_MODEL,
+    model: o.Model = None,
     prompt: Annotated[int, typer.Option(help="Tokens of the prompt that is timed.")] = 512,
     tokens: Tokens = 128,
     depth: Annotated[int, typer.Option(help="Also decode at this depth, in tokens; 0: do not.")] = 2048,
@@ -56,8 +56,10 @@ def speed(
     if context.invoked_subcommand is not None:
         return
     from stretto import bench as benchmarks
+    from stretto.cli.first_run import default_model
     from stretto.cli.output import print_json
 
+    model = model or default_model()
     plan = benchmarks.Plan(prompt, tokens, depth, sequences, rounds)
     with (
         notes() as note,

@@ -18,7 +18,7 @@ def chat(
     name: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="As --model.", show_default=False)
     ] = None,
-    model: o.Model = o.DEFAULT_MODEL,
+    model: o.Model = None,
     system: o.System = None,
     vision: o.Vision = None,
     load: Annotated[
@@ -58,13 +58,15 @@ def chat(
     from stretto.cli.chatting.screen import new_screen
     from stretto.cli.chatting.session import Chat
     from stretto.cli.conversation import Conversation
+    from stretto.cli.first_run import default_model
     from stretto.cli.generation import open_llm, template_arguments, wants_stats
     from stretto.cli.lines import piped
 
     if name is not None:
-        if model not in (o.DEFAULT_MODEL, name):
+        if model not in (None, name):
             raise InvalidRequest(f"a chat has one model, not {name} and {model}", param="model", value=model)
         model = name
+    model = model or default_model()
     arguments = template_arguments(template_arg)
     conversation = Conversation() if load is None else files.load(load)
     if system is not None:

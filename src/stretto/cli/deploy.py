@@ -41,7 +41,7 @@ def up(
             "-m",
             metavar="[NAME=]MODEL",
             help="A name, a path, or hf:org/repo:Q4_K_M; may be repeated: each is served under its name "
-            f"(default: {o.DEFAULT_MODEL}).",
+            f"(default: {o.DEFAULT_SHOWN}).",
         ),
     ] = None,
     replicas: Annotated[int, typer.Option(help="Replicas of each model.")] = 1,
@@ -87,6 +87,7 @@ def up(
 
     Running it again with other settings replaces the replicas one by one, without an error for clients.
     """
+    from stretto.cli.first_run import default_model
     from stretto.cli.generation import note
     from stretto.cli.pull import pull_missing
     from stretto.deploy import cluster
@@ -94,7 +95,7 @@ def up(
     from stretto.deploy.settings import DeploySettings
 
     shared: dict[str, Any] = {"cells": cells, "kv": kv, **_more(set_ or ())}
-    names = model or [o.DEFAULT_MODEL]
+    names = model or [default_model()]
     if address is None and not as_yaml:
         names = [_absolute(name) for name in names]
     shared["threads"] = threads or shared.get("threads") or _share(len(names) * replicas)

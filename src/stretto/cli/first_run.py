@@ -1,11 +1,17 @@
-"""What the first answer of the default model says, once: that the model is tiny, and which one fits here."""
+"""The default model, chosen once on each machine, and what its first answer says.
+
+The choice is made at the first start from what does not change daily, the memory of the machine, and kept in
+the store's home. Importing this needs neither the native core nor NumPy: `stretto pull --default` runs while
+the core is being compiled.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from stretto.cli.options import DEFAULT_MODEL
 from stretto.cli.output import size
 
 if TYPE_CHECKING:
@@ -13,35 +19,124 @@ if TYPE_CHECKING:
 
     from stretto.weights.hub.catalogue import Entry
 
+LARGE, SMALL = "qwen2.5-coder-1.5b", "smollm2"
+LEAST_MEMORY_BYTES = 3_500_000_000  # a machine of 4 GB, less what its firmware and its system keep
+WORKING_DISK_BYTES = 600_000_000  # beside the model: packages on their way
+CHOICE = "default-model.json"
 MARKER = "first-run"
+ENVIRONMENT_VARIABLE = "STRETTO_MODEL"
 EFFICIENCY = 0.7  # of the bandwidth: what decoding reaches of it
 
 
-def first_run_note(model: str) -> None:
-    """Say it on the first run in a terminal, and leave a marker; nothing is said in pipes."""
-    from stretto.cli.generation import note
+def default_model() -> str:
+    """The model that is used when none is named.
+
+    It is that of the environment (STRETTO_MODEL) if there is one, else the one chosen on this machine:
+    now, if this is the first time. In a terminal the small one can be chosen; elsewhere nothing is asked.
+    """
+    if named := os.environ.get(ENVIRONMENT_VARIABLE):
+        return named
     from stretto.weights.hub import Store
 
-    if model != DEFAULT_MODEL or not (sys.stdout.isatty() and sys.stderr.isatty()):
+    home = Store.default().home
+    return _stored(home / CHOICE) or _choose(home)
+
+
+def _stored(path: Path) -> str | None:
+    from stretto.weights.files import read_records
+
+    try:
+        name = read_records(path).get("model")
+        return name if isinstance(name, str) and name else None
+    except (OSError, ValueError):
+        return None
+
+
+def _choose(home: Path) -> str:
+    """Choose by memory and disk, say it in a line on stderr, and keep it."""
+    from stretto import hardware
+    from stretto.weights import hub
+
+    large, small = hub.known()[LARGE], hub.known()[SMALL]
+    memory = hardware.main_memory()
+    if hub.Store.default().find(LARGE):
+        return _keep(home, LARGE)
+    if memory is None or memory < LEAST_MEMORY_BYTES:
+        have = "unknown" if memory is None else size(memory)
+        _say(f"{SMALL} is the default model here: memory is {have}, and {LARGE} is for 4 GB and more")
+        return _keep(home, SMALL)
+    needed = large.nbytes + WORKING_DISK_BYTES
+    if (free := _free(home)) is not None and free < needed:
+        _say(
+            f"{SMALL} is used, since {size(free)} are free on the disk and {LARGE} needs {size(needed)}; "
+            "STRETTO_HOME may name a folder on another disk"
+        )
+        return SMALL  # not kept: disks are cleared
+    facts = (
+        f"The default model is {LARGE}: {size(large.download_nbytes)} to fetch once, licence {large.license}."
+    )
+    other = f"{size(small.download_nbytes)}, much weaker answers"
+    if sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
+        _say(facts)
+        sys.stderr.write(f"Enter takes it, s the small one ({SMALL}, {other}): ")
+        sys.stderr.flush()
+        return _keep(home, SMALL if sys.stdin.readline().strip().lower() in ("s", "small", SMALL) else LARGE)
+    _say(f"{facts} The small one: -m {SMALL} ({other}).")
+    return _keep(home, LARGE)
+
+
+def _keep(home: Path, name: str) -> str:
+    """Store the choice; where the store cannot be written to, the pull says so."""
+    import json
+
+    from stretto.weights.files import atomic_write
+
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with atomic_write(home / CHOICE) as file:
+            file.write(json.dumps({"model": name}).encode())
+    except OSError:
+        pass
+    return name
+
+
+def _free(home: Path) -> int | None:
+    """The free bytes of the disk that the store is or will be on."""
+    for folder in (home, *home.parents):
+        try:
+            return shutil.disk_usage(folder).free
+        except OSError:
+            continue
+    return None
+
+
+def _say(line: str) -> None:
+    from stretto.cli.output import console
+
+    console(stderr=True).print(line, style="dim", soft_wrap=True)
+
+
+def first_run_note(model: str) -> None:
+    """Say on the first run of the small model in a terminal what fits here; nothing is said in pipes."""
+    from stretto.weights.hub import Store
+
+    if model != SMALL or not (sys.stdout.isatty() and sys.stderr.isatty()):
         return
     marker = Store.default().home / MARKER
     if not _is_first(marker):
         return
-    note(sentence(*_best()))
+    _say(sentence(*_best()))
 
 
 def sentence(entry: Entry | None, nbytes: int | None, bandwidth: float | None) -> str:
     """The line; `bandwidth` is in bytes/s.
 
-    >>> sentence(None, None, None)[:40]
-    'smollm2 is tiny and says silly things; t'
+    >>> sentence(None, None, None)
+    'smollm2 is tiny and says silly things; stretto run -m qwen2.5-coder-1.5b "…" answers better'
     """
-    begin = f"{DEFAULT_MODEL} is tiny and says silly things"
+    begin = f"{SMALL} is tiny and says silly things"
     if entry is None:
-        return (
-            f"{begin}; the best model for this machine is unknown while the Hub cannot be reached "
-            "(stretto models --catalogue)"
-        )
+        return f'{begin}; stretto run -m {LARGE} "…" answers better'
     fetch = "size unknown" if nbytes is None else f"a download of {size(nbytes)}"
     speed = ""
     if nbytes and bandwidth and not entry.is_mixture:

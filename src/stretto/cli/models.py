@@ -15,8 +15,17 @@ def models(
             "--catalogue", help="List well-known models of the Hub: licence, size, whether each fits here."
         ),
     ] = False,
+    default: Annotated[
+        bool,
+        typer.Option("--default", help="Print the name of the model that is used when none is named."),
+    ] = False,
 ) -> None:
     """List the models that are here, and the names that can be pulled."""
+    if default:
+        from stretto.cli.first_run import default_model
+
+        print(default_model())
+        return
     from stretto.cli.output import clean, console, print_json, size, table
     from stretto.weights import hub
 

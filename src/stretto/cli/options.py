@@ -12,15 +12,16 @@ _SAMPLING = "Sampling"
 _LIMITS = "Limits"
 _MACHINE = "Backend"
 
-DEFAULT_MODEL = "smollm2"
+DEFAULT_SHOWN = "stretto models --default"  # says which model this machine uses when none is named
 
 Model = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--model",
         "-m",
         metavar="MODEL",
         help="A name, a path, or hf:org/repo:Q4_K_M.",
+        show_default=DEFAULT_SHOWN,
         autocompletion=model_names,
     ),
 ]

@@ -45,7 +45,7 @@ Temperature = Annotated[
 
 def parallel(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; without it, or with -, stdin.")] = None,
-    model: o.Model = o.DEFAULT_MODEL,
+    model: o.Model = None,
     threshold: Threshold = 0.15,
     mode: Mode = "isolated",
     max_width: MaxWidth = 8,
@@ -71,10 +71,12 @@ def parallel(
     repack: o.Repack = "auto",
 ) -> None:
     """Continue a prompt, and keep every probable token: sat[ on/ under/ beside] the."""
+    from stretto.cli.first_run import default_model
     from stretto.cli.generation import note, open_llm, printable, wants_stats
     from stretto.cli.prompts import prompt_text
 
     text = prompt_text(prompt)
+    model = model or default_model()
     settings: dict[str, Any] = {
         "threshold": threshold,
         "mode": mode,

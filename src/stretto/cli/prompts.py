@@ -15,13 +15,13 @@ from stretto.errors import InvalidRequest, ModelError, StrettoError
 STDIN_PATIENCE_SECONDS = 2.0  # after which a silent pipe is mentioned
 
 
-def model_and_prompt(words: Sequence[str], model: str | None, default: str) -> tuple[str, str | None]:
-    """The model, and the prompt if there is one among the arguments.
+def model_and_prompt(words: Sequence[str], model: str | None) -> tuple[str | None, str | None]:
+    """The model, if one is named, and the prompt if there is one among the arguments.
 
     Two arguments are model and prompt. One is the prompt, unless it names a model; with --model it is the
     prompt in any case.
 
-    >>> model_and_prompt(["smollm2", "Hello"], None, "smollm2")
+    >>> model_and_prompt(["smollm2", "Hello"], None)
     ('smollm2', 'Hello')
     """
     if model is not None:
@@ -40,7 +40,7 @@ def model_and_prompt(words: Sequence[str], model: str | None, default: str) -> t
         return checked_model(words[0]), words[1]
     if words and names_model(words[0]):
         return words[0], None
-    return default, words[0] if words else None
+    return None, words[0] if words else None
 
 
 def checked_model(word: str) -> str:

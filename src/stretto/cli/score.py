@@ -15,7 +15,7 @@ def score(
     text: Annotated[
         str | None, typer.Argument(metavar="TEXT", help="The text; without it, or with -, stdin.")
     ] = None,
-    model: o.Model = o.DEFAULT_MODEL,
+    model: o.Model = None,
     adapter: o.Adapter = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object.")] = False,
     cells: o.Cells = 8192,
@@ -28,12 +28,14 @@ def score(
 ) -> None:
     """Show how probable each token of a text is, given those before it, and the text's perplexity."""
     from stretto.cli.adapters import load_adapters
+    from stretto.cli.first_run import default_model
     from stretto.cli.generation import note, open_llm
     from stretto.cli.output import clean, print_json
     from stretto.cli.perplexity import check_generates
     from stretto.cli.prompts import prompt_text
 
     content = prompt_text(text)
+    model = model or default_model()
     with open_llm(
         model,
         backend=backend,

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from stretto.cli import options as o
+from stretto.cli.first_run import default_model
 from stretto.cli.pull import pull_missing
 from stretto.errors import InvalidRequest, StrettoError
 
@@ -29,7 +30,7 @@ def serve(
             "-m",
             metavar="[NAME=]MODEL",
             help="A name, a path, or hf:org/repo:Q4_K_M; may be repeated. Loaded on first use "
-            f"(default: {o.DEFAULT_MODEL}).",
+            f"(default: {o.DEFAULT_SHOWN}).",
             rich_help_panel=_MODELS,
         ),
     ] = None,
@@ -246,7 +247,7 @@ def serve(
         raise StrettoError(
             f"{error.name} is missing; the server needs: pip install 'stretto[server]'"
         ) from None
-    named = [*(models or ()), *(model or ())] or [o.DEFAULT_MODEL]
+    named = [*(models or ()), *(model or ())] or [default_model()]
     entries = tuple(ModelEntry.parse(text) for text in named)
     entries = with_adapters(ModelEntry.with_vision(entries, vision or ()), adapter or ())
     entries = ModelEntry.with_templates(entries, chat_template or ())

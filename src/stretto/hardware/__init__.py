@@ -78,9 +78,14 @@ def free_memory() -> int | None:
     return mac.memory(mac.facts())[1] if _is_mac() else limits.memory(ROOT)[1]
 
 
+def main_memory() -> int | None:
+    """Bytes of the machine's memory within this process's limits, used or not; None if unknown."""
+    return mac.memory(mac.facts())[0] if _is_mac() else limits.memory(ROOT)[0]
+
+
 def total_memory() -> int | None:
     """Bytes that weights can be in at most: memory within this process's limits, and that of GPUs."""
-    total = mac.memory(mac.facts())[0] if _is_mac() else limits.memory(ROOT)[0]
+    total = main_memory()
     return None if total is None else total + sum(gpu.memory_total or 0 for gpu in gpus.find())
 
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stretto.errors import ModelError, PullError
-from stretto.weights.hub import heads
 from stretto.weights.hub.disk import require_space
 from stretto.weights.hub.download import discard, download, key_of, verify, with_facts
 from stretto.weights.hub.fetch import Progress
@@ -140,6 +139,8 @@ def look_at(
     source: Source, store: Store, folder: Path, wait: Wait, check: Check | None = None
 ) -> list[RemoteFile]:
     """Write the model's head to `folder`, let `check` look at it, and return all files with their sizes."""
+    from stretto.weights.hub import heads  # reading formats needs the native core; downloads do not
+
     files = [with_facts(source.web, remote, wait) for remote in source.files]
     if source.is_folder:
         files += _write_small(source, files, store, folder, wait)
