@@ -61,9 +61,10 @@ def gemma3_path() -> Path:
 
 @pytest.fixture(autouse=True)
 def store_home(tmp_path, monkeypatch) -> Path:
-    """Every test has a store of its own, so that none can harm the user's, and the small default model."""
+    """Every test has a store and settings of its own, and the small default model."""
     home = tmp_path / "stretto-home"
     monkeypatch.setenv("STRETTO_HOME", str(home))
+    monkeypatch.setenv("STRETTO_CONFIG", str(tmp_path / "stretto-config.toml"))
     monkeypatch.setenv("STRETTO_MODEL", "smollm2")
     return home
 

@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "stretto"
 
 # What each part may use beside itself; all of them may use those in `EVERYONE`.
 ALLOWED = {
+    "config": {"weights.files"},
     "errors": set(),
     "forking": set(),
     "kernels": set(),
@@ -120,6 +121,7 @@ ALLOWED = {
         "DraftModel",
         "Grammar",
         "bench",
+        "config",
         "deploy",
         "door",
         "evaluation",

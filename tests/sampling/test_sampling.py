@@ -275,3 +275,7 @@ def test_numbers_that_were_peeked_at_are_not_taken():
     stream.peek(3)
     stream.skip_to(5)
     assert stream.uniform() == numbers[5]
+
+
+def test_negative_penalties_are_taken():
+    assert SamplingParams(presence_penalty=-1, frequency_penalty=-0.5).numbers[-2:] == (-1, -0.5)

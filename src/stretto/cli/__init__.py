@@ -19,6 +19,7 @@ from stretto.cli.bench import bench
 from stretto.cli.chat import chat
 from stretto.cli.classify import classify
 from stretto.cli.compare import compare
+from stretto.cli.config import config
 from stretto.cli.convert import convert
 from stretto.cli.deploy import deploy
 from stretto.cli.detect import detect
@@ -84,6 +85,7 @@ for making in (quantize, convert, imatrix):
 app.command("score", cls=Command, rich_help_panel="Quality")(score)
 app.command("perplexity", cls=Command, rich_help_panel="Quality")(perplexity)
 app.command("eval", cls=Command, rich_help_panel="Quality")(eval_)
+app.add_typer(config, name="config")
 app.add_typer(bench, name="bench")
 app.add_typer(export, name="export")
 app.add_typer(deploy, name="deploy")

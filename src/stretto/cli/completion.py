@@ -20,3 +20,14 @@ def model_names(incomplete: str) -> list[str]:
         here = []
     names = dict.fromkeys((*here, *sorted((*hub.known(), *CATALOGUE))))
     return [name for name in names if name.startswith(incomplete)]
+
+
+def setting_names(incomplete: str) -> list[str]:
+    """Keys of the configuration file that begin so.
+
+    >>> setting_names("th")
+    ['threads']
+    """
+    from stretto.config import SETTINGS
+
+    return [key for key in (*SETTINGS, "alias.") if key.startswith(incomplete)]

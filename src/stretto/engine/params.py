@@ -15,7 +15,7 @@ from stretto.engine.adapters import Parts, adapter_parts
 from stretto.engine.combinations import check_combinations
 from stretto.engine.types import Token
 from stretto.errors import InvalidRequest
-from stretto.options.generating import GENERATE
+from stretto.options.generating import BY_NAME, GENERATE
 from stretto.options.other_names import unknown_name
 from stretto.options.other_values import value_remedy
 from stretto.sampling.hooks import NativeHook
@@ -170,8 +170,9 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
             f"loop must be 'auto', 'python' or 'fused', not {loop!r}", param="loop", value=loop
         )
     rest["fused"], rest["may_run_ahead"] = loop == "fused", loop != "python"
-    if rest.get("max_tokens") is not None:
-        check_integer("max_tokens", rest["max_tokens"], 1, 1 << 31)
+    for name in ("max_tokens", "seed"):
+        if rest.get(name) is not None:
+            BY_NAME[name].check(rest[name])
     if rest.get("timeout") is not None:
         check_number("timeout", rest["timeout"], 0.0, 1e9, open_low=True)
     check_integer("min_tokens", rest.get("min_tokens", 0), 0, 1 << 31)
@@ -196,8 +197,6 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
             param="keep",
             value=rest["keep"],
         )
-    if rest.get("seed") is not None:
-        check_integer("seed", rest["seed"], 0, (1 << 64) - 1)
     check_integer("logprobs", rest.get("logprobs", 0), 0, MAX_LOGPROBS)
     for name in ("ignore_eos", "include_stop", "special", "reasoning", "sampled_logprobs"):
         if not isinstance(rest.get(name, False), bool):

@@ -4,34 +4,59 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stretto.options.option import Option, only, without
+from stretto.options.option import Bounds, Option, only, without
+
+MIN_TEMPERATURE = 1e-6  # smaller numbers overflow when logits are divided by them as floats
 
 SAMPLING = (
-    Option("temperature", "float", 0.8, "Divides the logits; 0 always takes the most probable token."),
-    Option("top_k", "int", 40, "Sample among the k most probable tokens only; 0: among all."),
     Option(
-        "top_p", "float", 0.95, "Sample among the fewest tokens whose probabilities add up to this; 1: all."
+        "temperature",
+        "float",
+        0.8,
+        "Divides the logits; 0 always takes the most probable token.",
+        Bounds(0, 100, least=MIN_TEMPERATURE),
+    ),
+    Option(
+        "top_k",
+        "int",
+        40,
+        "Sample among the k most probable tokens only; 0: among all.",
+        Bounds(0, 1 << 31),
+    ),
+    Option(
+        "top_p",
+        "float",
+        0.95,
+        "Sample among the fewest tokens whose probabilities add up to this; 1: all.",
+        Bounds(0, 1, is_open=True),
     ),
     Option(
         "min_p",
         "float",
         0.05,
         "Sample among tokens with at least this share of the best one's probability; 0: among all.",
+        Bounds(0, 1),
     ),
     Option(
         "repetition_penalty",
         "float",
         1.0,
         "Above 1, tokens that are in the prompt or the text so far become less probable.",
+        Bounds(MIN_TEMPERATURE, 100),
     ),
     Option(
-        "presence_penalty", "float", 0.0, "Subtracted from the logit of each token that was generated before."
+        "presence_penalty",
+        "float",
+        0.0,
+        "Subtracted from the logit of each token that was generated before.",
+        Bounds(-100, 100),
     ),
     Option(
         "frequency_penalty",
         "float",
         0.0,
         "Subtracted from a token's logit once for each time that it was generated before.",
+        Bounds(-100, 100),
     ),
     Option(
         "logit_bias",
@@ -42,9 +67,19 @@ SAMPLING = (
 )
 
 LIMITS = (
-    Option("max_tokens", "int | None", None, "Generate at most so many tokens; None: to the context's end."),
     Option(
-        "seed", "int | None", None, "The same seed gives the same tokens on one machine; None: a fresh one."
+        "max_tokens",
+        "int | None",
+        None,
+        "Generate at most so many tokens; None: to the context's end.",
+        Bounds(1, 1 << 31),
+    ),
+    Option(
+        "seed",
+        "int | None",
+        None,
+        "The same seed gives the same tokens on one machine; None: a fresh one.",
+        Bounds(0, (1 << 64) - 1),
     ),
     Option(
         "stop",
@@ -197,6 +232,7 @@ CHAT = (
     *(replace(one, default=True) if one.name == "reasoning" else one for one in without(GENERATE, "n")),
 )
 OPTIONS = (*GENERATE, TEMPLATE)
+BY_NAME = {option.name: option for option in OPTIONS}
 SHARED_WITH_PARALLEL = only(
     GENERATE,
     "max_tokens",

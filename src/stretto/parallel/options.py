@@ -13,12 +13,13 @@ from stretto.engine.combinations import check_parallel
 from stretto.engine.params import Hook, RequestParams, Stop, request_params
 from stretto.errors import InvalidRequest
 from stretto.options.documenting import documented
+from stretto.options.generating import BY_NAME
 from stretto.options.other_names import unknown_name
 from stretto.options.parallel import OWN as OWN_OPTIONS
 from stretto.parallel.schedule import Schedule, check_threshold
 from stretto.parallel.sets import Matrix
 from stretto.parallel.types import Member, ParallelStep
-from stretto.sampling.params import check_integer, check_number, check_temperature
+from stretto.sampling.params import check_integer, check_number
 from stretto.structured import Grammar
 
 Mode = Literal["isolated", "visible"] | ArrayLike | Callable[[list[Member]], ArrayLike]
@@ -80,7 +81,7 @@ class ParallelParams:
         if self.prune is not None:
             check_number("prune", self.prune, 0.0, 100.0, open_low=True)
         check_integer("prune_after", self.prune_after, 1, 1 << 20)
-        check_temperature(self.temperature)
+        BY_NAME["temperature"].check(self.temperature)
         check_integer("delay", self.delay, 0, MAX_DELAY)
         if not isinstance(self.attention, bool) and self.attention != "mean":
             raise InvalidRequest(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import isfinite
 from types import MappingProxyType
 
 import numpy as np
@@ -13,9 +12,9 @@ import numpy as np
 from stretto.errors import InvalidRequest
 from stretto.options.documenting import documented
 from stretto.options.generating import SAMPLING
-from stretto.options.other_values import value_remedy
+from stretto.options.option import check_integer, check_number
 
-MIN_TEMPERATURE = 1e-6  # smaller numbers overflow when logits are divided by them as floats
+__all__ = ["SamplingParams", "check_integer", "check_number"]  # the checks serve other parameters too
 
 NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
@@ -39,13 +38,8 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        check_temperature(self.temperature)
-        check_integer("top_k", self.top_k, 0, 1 << 31)
-        check_number("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        check_number("min_p", self.min_p, 0.0, 1.0)
-        check_number("repetition_penalty", self.repetition_penalty, MIN_TEMPERATURE, 100.0)
-        check_number("presence_penalty", self.presence_penalty, -100.0, 100.0)
-        check_number("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
+        for option in SAMPLING:
+            option.check(getattr(self, option.name))
         bias = NO_BIAS if self.logit_bias is None else self.logit_bias
         if not isinstance(bias, Mapping):
             raise InvalidRequest(
@@ -81,42 +75,4 @@ class SamplingParams:
             self.repetition_penalty,
             self.presence_penalty,
             self.frequency_penalty,
-        )
-
-
-def check_temperature(value: float) -> None:
-    """Raise `InvalidRequest` unless `value` is a temperature that can be divided by, or 0."""
-    check_number("temperature", value, 0.0, 100.0)
-    if 0 < value < MIN_TEMPERATURE:
-        raise InvalidRequest(
-            f"temperature must be 0 or at least {MIN_TEMPERATURE:g}, not {value!r}",
-            param="temperature",
-            value=value,
-        )
-
-
-def check_number(
-    name: str, value: float, low: float, high: float, *, open_low: bool = False, param: str | None = None
-) -> None:
-    """Raise `InvalidRequest` unless `value` is a finite number in [low, high], or (low, high]."""
-    fine = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not fine or not isfinite(value) or not low <= value <= high or (open_low and value == low):
-        above = f"above {low:g}" if open_low else f"from {low:g}"
-        raise InvalidRequest(
-            f"{name} must be a number {above} to {high:g}, not {value!r}{value_remedy(name, value)}",
-            param=param or name,
-            value=value,
-        )
-
-
-def check_integer(name: str, value: int, low: int, high: int, *, param: str | None = None) -> None:
-    """Raise `InvalidRequest` unless `value` is an integer in [low, high].
-
-    `name` is how the message calls it; `param` the parameter it belongs to, if that is another one.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
-        raise InvalidRequest(
-            f"{name} must be an integer from {low} to {high}, not {value!r}{value_remedy(name, value)}",
-            param=param or name,
-            value=value,
         )

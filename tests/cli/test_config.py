@@ -1,0 +1,48 @@
+"""`stretto config`: shows, sets and unsets what commands go by."""
+
+import json
+
+import pytest
+
+from stretto import config
+
+
+def test_settings_are_set_shown_and_unset(stretto):
+    code, out, _ = stretto("config", "set", "sampling.temperature", "0.2")
+    assert (code, out) == (0, f"sampling.temperature = 0.2 in {config.path()}\n")
+    assert stretto("config", "set", "presence_penalty", "-1")[0] == 0
+    code, out, _ = stretto("config")
+    assert code == 0
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if len(line.split()) > 1}
+    assert rows["sampling.temperature"] == ["sampling.temperature", "0.2", "line", "2"]
+    assert rows["sampling.top_k"][1:4] == ["40", "the", "default,"]
+    assert stretto("config", "unset", "sampling.temperature")[0] == 0
+    assert config.read().sampling == {"presence_penalty": -1}
+    assert stretto("config", "path")[1] == f"{config.path()}\n"
+
+
+def test_json(stretto):
+    config.set_value("alias.fast", "smollm2")
+    code, out, _ = stretto("config", "--json")
+    assert code == 0
+    assert json.loads(out) == {
+        "path": str(config.path()),
+        "settings": [{"key": "alias.fast", "value": "smollm2", "line": 2, "problem": None}],
+    }
+
+
+def test_an_alias_hides_no_model(stretto):
+    code, _, err = stretto("config", "set", "alias.smollm2", "qwen3-0.6b")
+    assert (code, err) == (2, "error: smollm2 is the name of a model; choose another for the alias\n")
+
+
+@pytest.mark.parametrize("text", ["modell = 'x'\n", "model = \n"])
+def test_a_broken_file_stops_neither_help_nor_repair(stretto, text):
+    config.path().write_text(text)
+    assert stretto("--help")[0] == 0
+    assert stretto("config", "path")[0] == 0
+    code, _, err = stretto("config")
+    assert code == 2
+    assert f"error: {config.path()}" in err
+    assert stretto("config", "unset", text.split()[0])[0] == 0
+    assert stretto("config")[0] == 0
