@@ -5,6 +5,7 @@ import json
 import pytest
 
 from stretto import config
+from stretto.cli.first_run import default_model
 
 
 def test_settings_are_set_shown_and_unset(stretto):
@@ -46,3 +47,12 @@ def test_a_broken_file_stops_neither_help_nor_repair(stretto, text):
     assert f"error: {config.path()}" in err
     assert stretto("config", "unset", text.split()[0])[0] == 0
     assert stretto("config")[0] == 0
+
+
+def test_the_default_model_is_the_one_that_is_set(monkeypatch):
+    monkeypatch.delenv("STRETTO_MODEL")
+    config.set_value("alias.fast", "smollm2")
+    config.set_value("model", "fast")
+    assert default_model() == "smollm2"
+    monkeypatch.setenv("STRETTO_MODEL", "qwen3-0.6b")
+    assert default_model() == "qwen3-0.6b"

@@ -31,11 +31,14 @@ EFFICIENCY = 0.7  # of the bandwidth: what decoding reaches of it
 def default_model() -> str:
     """The model that is used when none is named.
 
-    It is that of the environment (STRETTO_MODEL) if there is one, else the one chosen on this machine:
-    now, if this is the first time. In a terminal the small one can be chosen; elsewhere nothing is asked.
+    It is that of the environment (STRETTO_MODEL) if there is one, else that of the configuration file, else
+    the one chosen on this machine: now, if this is the first time. In a terminal the small one can be chosen;
+    elsewhere nothing is asked.
     """
-    if named := os.environ.get(ENVIRONMENT_VARIABLE):
-        return named
+    from stretto import config
+
+    if named := os.environ.get(ENVIRONMENT_VARIABLE) or config.read().model:
+        return config.read().named(named)
     from stretto.weights.hub import Store
 
     home = Store.default().home
