@@ -3,6 +3,7 @@
 import json
 import re
 import zlib
+from dataclasses import replace
 
 import jsonschema
 import numpy as np
@@ -83,6 +84,32 @@ def test_calls_are_followed_as_they_come(name):
         (call.name, call.id, call.arguments) for call in result.tool_calls
     ]
     assert [call.arguments for call in result.tool_calls] == [arguments for _, arguments in NOW[: family.n]]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("is_eager", [True, False])
+def test_cut_calls_come_once(name, is_eager):
+    llm = make(FAMILIES[name])
+    plan = llm.tool_plan(TOOLS)
+    prompt = llm.chat_prompt(HELLO, tools=plan.shown)
+    tokens = list(llm.stream(prompt, reasoning=True, **GREEDY))
+    result = llm.generate(prompt, reasoning=True, **GREEDY)
+    whole = plan.read(result)
+    for most in range(1, len(result.tokens)):
+        watcher = CallWatcher(plan, llm.tokenizer, eager=lambda name: is_eager)
+        text = "".join(watcher.push(token) for token in tokens[:most])
+        rest, ended = watcher.end(replace(result, tokens=result.tokens[:most], finish_reason="length"))
+        pieces = {}
+        for event in watcher.take():
+            told, arguments = pieces.get(event.index, (event.name, ""))
+            pieces[event.index] = told, arguments + event.arguments
+        everything = text + rest + "".join(told + arguments for told, arguments in pieces.values())
+        assert everything.count("Oslo") <= 1, (most, everything)
+        assert everything.count("now") <= len(whole.tool_calls), (most, everything)
+        arguments = [arguments for _, arguments in pieces.values()]
+        whole_calls = arguments[: len(ended.tool_calls)]
+        assert [json.loads(one) for one in whole_calls] == [call.arguments for call in ended.tool_calls]
+        assert len(arguments) - len(whole_calls) <= is_eager, (most, arguments)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -6,6 +6,7 @@ OpenAI's chunks are made in `shapes.py`; protocols that send an answer as a list
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from stretto import Result, Token
@@ -28,8 +29,10 @@ class Piece(NamedTuple):
 class AnswerParts:
     """Follows one text: `push` each token, then `end`."""
 
-    def __init__(self, plan: ToolPlan, tokenizer: Tokenizer) -> None:
-        self._watcher = CallWatcher(plan, tokenizer) if plan.reader is not None else None
+    def __init__(
+        self, plan: ToolPlan, tokenizer: Tokenizer, eager: Callable[[str], bool] = lambda name: True
+    ) -> None:
+        self._watcher = CallWatcher(plan, tokenizer, eager=eager) if plan.reader is not None else None
 
     def push(self, token: Token) -> list[Piece]:
         """What a token adds."""

@@ -48,7 +48,8 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
         hidden = body.thinking is not None and body.thinking.display == "omitted"
         shape = MessageShape(generation, body.model, body.stop_sequences or [], hidden)
         if body.stream:
-            return Streamed(generation, generation.texts, MessageEvents(shape, plan), EVENTS)
+            eager = {tool.name for tool in body.tools or () if tool.eager_input_streaming}
+            return Streamed(generation, generation.texts, MessageEvents(shape, plan, eager), EVENTS)
         (result,) = map(plan.read, await unless_gone(request, generation.results()))
         generation.close()
         return Json(shape.whole(result))

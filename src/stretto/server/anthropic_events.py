@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection
 from secrets import token_hex
 from typing import Any
 
@@ -14,6 +16,7 @@ from stretto.tools.plan import ToolPlan
 
 SIGNATURE = "stretto"  # of reasoning; clients send it back, and some drop blocks without one
 DELTAS = {"text": ("text_delta", "text"), "arguments": ("input_json_delta", "partial_json")}
+PING_SECONDS = 5.0  # without an event, while a call is being written
 DELTAS["reasoning"] = ("thinking_delta", "thinking")
 
 
@@ -50,21 +53,27 @@ class MessageShape:
     def ending(self, result: Result) -> dict[str, Any]:
         """The reason why it ended."""
         stop = result.stop_reason
+        if result.finish_reason != "stop":  # also where whole calls stand before the cut
+            return {"stop_reason": "max_tokens", "stop_sequence": None}
         if result.tool_calls:
             return {"stop_reason": "tool_use", "stop_sequence": None}
-        if result.finish_reason != "stop":
-            return {"stop_reason": "max_tokens", "stop_sequence": None}
         if isinstance(stop, str) and stop in self._stops:
             return {"stop_reason": "stop_sequence", "stop_sequence": stop}
         return {"stop_reason": "end_turn", "stop_sequence": None}
 
 
 class MessageEvents:
-    """A message as server-sent events; its blocks follow one another."""
+    """A message as server-sent events; its blocks follow one another.
 
-    def __init__(self, shape: MessageShape, plan: ToolPlan) -> None:
+    A call comes when it is whole, unless its tool is one of `eager`: clients take the arguments of a call
+    that was cut for whole ones, and may run it.
+    """
+
+    def __init__(self, shape: MessageShape, plan: ToolPlan, eager: Collection[str] = ()) -> None:
         self._shape = shape
-        self._parts = AnswerParts(plan, shape.generation.lease.llm.tokenizer)
+        tokenizer = shape.generation.lease.llm.tokenizer
+        self._parts = AnswerParts(plan, tokenizer, lambda name: name in eager)
+        self._last = time.monotonic()  # when an event was made
         self._begun = False
         self._open: Kind | None = None  # the kind of the block that has begun
         self._index = -1  # its number
@@ -84,6 +93,11 @@ class MessageEvents:
                 out += self._piece(piece)
             if result is not None:
                 out += self._end(result)
+        now = time.monotonic()
+        if not out and now - self._last > PING_SECONDS:
+            out.append(event("ping", {}))
+        if out:
+            self._last = now
         return "".join(out).encode()
 
     async def end(self) -> bytes:

@@ -136,7 +136,12 @@ class AnthropicTool(Body):
     description: Text | None = None
     strict: bool | None = None
     cache_control: Annotated[CacheControl, Field(description=NEUTRAL)] | None = None
-    eager_input_streaming: Annotated[bool, Field(description=NEUTRAL)] | None = None
+    eager_input_streaming: (
+        Annotated[
+            bool, Field(description="Its arguments are streamed as they come; else when all are there.")
+        ]
+        | None
+    ) = None
     allowed_callers: list[Literal["direct"]] | None = None
     defer_loading: Literal[False] | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stretto import Result, Token
@@ -51,9 +51,18 @@ class CallWatcher:
     `push` returns the text that can be streamed, as soon as it cannot be part of a call; reasoning at once.
     `take` returns what has come of calls since: each starts with its name and id, and its arguments follow
     piece by piece as JSON. `end` returns the rest of the text, and the result with its calls.
+
+    A call that is cut has come in pieces, and is not in the text. Calls of functions that are not `eager`
+    come when they are whole, so one that is cut is text alone.
     """
 
-    def __init__(self, plan: ToolPlan, tokenizer: Tokenizer, begun: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        plan: ToolPlan,
+        tokenizer: Tokenizer,
+        begun: Sequence[int] = (),
+        eager: Callable[[str], bool] = lambda name: True,
+    ) -> None:
         if plan.reader is None:
             raise ValueError("a plan without tools has no calls to follow")
         self._plan = plan
@@ -62,6 +71,8 @@ class CallWatcher:
         self._held: list[str] = []  # texts of tokens that may be part of a call
         self._said: list[str] = []  # text beside calls, since one has started
         self._pieces: list[Event] = []
+        self._eager = eager
+        self._waiting: list[Event] = []  # pieces of a call that is not whole yet
         self._has_call = self._is_thinking = False
         # An empty block of reasoning before a required call belongs to its grammar; nobody says it.
         self._is_calls = plan.grammar is not None and not plan.thinks
@@ -102,9 +113,17 @@ class CallWatcher:
     def _sort(self, events: list[Event]) -> None:
         for event in events:
             if event.text:
-                self._said.append(event.text)
-            elif event.call is None:
-                self._has_call = True
+                if not event.is_told or self._waiting:
+                    self._said.append(event.text)
+            elif event.call is not None:
+                self._pieces += self._waiting
+                self._has_call, self._waiting = True, []
+            elif event.name and not self._eager(event.name):
+                self._waiting = [event]
+            elif not event.name and self._waiting:
+                self._waiting.append(event)
+            else:
+                self._has_call, self._waiting = True, []
                 self._pieces.append(event)
 
     def _taken(self) -> str:

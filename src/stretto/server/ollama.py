@@ -268,7 +268,9 @@ class _Lines:
         self._asked = asked
         self._fields = asked.fields
         tokenizer = generation.lease.llm.tokenizer
-        self._watcher = CallWatcher(plan, tokenizer) if plan.reader is not None else None
+        self._watcher: CallWatcher | None = None
+        if plan.reader is not None:  # calls come at the end, when they are whole
+            self._watcher = CallWatcher(plan, tokenizer, eager=lambda name: False)
 
     def more(self, news: list[tuple[int, Token]]) -> bytes:
         """A line for every token that has text."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from secrets import token_hex
@@ -57,10 +58,11 @@ class ItemBuilder:
             return
         kind, self._open = self._open, None
         item = self.items[-1]
-        item["status"] = status
-        if kind == "call":
+        is_whole = kind == "call" and _is_json(item["arguments"])
+        item["status"] = status = "completed" if is_whole else status
+        if kind == "call" and status == "completed":
             yield self._event("response.function_call_arguments.done", arguments=item["arguments"])
-        else:
+        elif kind != "call":
             part = item["content"][0]
             fields = {"text": part["text"], **({"logprobs": part["logprobs"]} if kind == "text" else {})}
             name = "output_text" if kind == "text" else "reasoning_text"
@@ -81,6 +83,14 @@ class ItemBuilder:
         place = {} if content_index is None else {"content_index": content_index}
         number = len(self.items) - 1
         return {"type": kind, "item_id": self.items[-1]["id"], "output_index": number, **place, **fields}
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _new_item(kind: Kind, call: ToolCall | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -177,6 +187,9 @@ class ResponseShape:
                 pass
         for _ in builder.close(status_of(result)):
             pass
+        for item in builder.items:  # a call that was cut is text, which stands before those that are whole
+            if item["type"] == "message":
+                item["status"] = status_of(result)
         return self.done(builder, result)
 
 

@@ -279,8 +279,9 @@ class ChatShape(Shape):
         return f',"finish_reason":null}}],"prompt_token_ids":{dumps(self.prompts[0])}}}\n\n'
 
     def reason(self, index: int, result: Result) -> str:
-        """A text with calls ends with them."""
-        return "tool_calls" if result.tool_calls else super().reason(index, result)
+        """A text with calls ends with them, unless it was cut behind or within one."""
+        has_ended = result.tool_calls and result.finish_reason == "stop"
+        return "tool_calls" if has_ended else super().reason(index, result)
 
     def read(self, result: Result) -> Result:
         """With calls, if there are tools."""

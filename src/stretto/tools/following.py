@@ -19,10 +19,11 @@ class Event:
     """One of: text beside the calls; the start of a call; a piece of its arguments; its end.
 
     A call that starts has a name and an id. `call` is the whole call, at its end. A call that never ends
-    could not be read: its text comes as text.
+    could not be read, or was cut: its text comes as text, with `is_told` as far as its pieces have told it.
     """
 
     text: str = ""
+    is_told: bool = False
     index: int = -1  # of the call among those of the answer
     name: str = ""
     id: str = ""
@@ -51,6 +52,8 @@ class CallFollower:
         self._now = ("", "")  # the name and the id of the call that is being read
         self._pieces: list[str] = []
         self._most = most
+        self._told = 0  # index up to which pieces of calls have told the text that is not taken yet
+        self._is_quiet = self._is_cut = False  # the call is read again; the text ended within a call
         begun = self._layout.begun
         self._hidden = len(begun)  # characters of the prompt, which are not shown
         self._steps = self._scan()
@@ -97,7 +100,9 @@ class CallFollower:
         if not given or given in self._ids:
             given = self._make_id(self._started, name)
         self._now, self._pieces = (name, given), []
-        self._events.append(Event(index=self._started, name=name, id=given))
+        self._is_quiet = self._source.at <= self._told
+        if not self._is_quiet:
+            self._events.append(Event(index=self._started, name=name, id=given))
 
     def add(self, piece: str) -> None:
         """Its arguments go on."""
@@ -105,7 +110,8 @@ class CallFollower:
             marks = self._text.marks
             piece = "".join(c if marks.spelled(c) == c else quoted(marks.spelled(c)) for c in piece)
         self._pieces.append(piece)
-        self._events.append(Event(index=self._started, arguments=piece))
+        if not self._is_quiet:
+            self._events.append(Event(index=self._started, arguments=piece))
 
     def finish(self) -> None:
         """It is whole."""
@@ -115,14 +121,20 @@ class CallFollower:
             raise Malformed from None
         name, given = self._now
         self._ids.add(given)
+        if self._is_quiet:
+            self._events.append(Event(index=self._started, name=name, id=given))
+            self._events.append(Event(index=self._started, arguments="".join(self._pieces)))
         self._events.append(Event(index=self._started, call=ToolCall(name, arguments, given)))
         self._started += 1
         self._now = ("", "")
 
     def drop(self) -> None:
         """It cannot be read."""
-        if self._now[0]:
+        if self._now[0] and not self._is_quiet:
             self._started += 1
+            self._told = max(self._told, self._source.at)
+            if self._source.has_ended:
+                self._told, self._is_cut = len(self._source.text), True
         self._now = ("", "")
 
     def _advance(self) -> None:
@@ -140,6 +152,9 @@ class CallFollower:
             yield from self._try("", is_first=True)
         while True:
             self._is_inside = False
+            if self._is_cut:  # an object within the arguments is no call
+                self._say(len(source.text))
+                return
             found = min(
                 ((at, -len(m), m) for m in markers if (at := source.text.find(m, source.at)) >= 0),
                 default=None,
@@ -153,6 +168,7 @@ class CallFollower:
             if source.has_ended:
                 self._say(len(source.text))
                 return
+            self._told = max(0, self._told - source.at)
             source.text, source.at = source.text[source.at :], 0
             yield
 
@@ -176,12 +192,15 @@ class CallFollower:
     def _say(self, end: int) -> None:
         """Give on the text up to an index."""
         source = self._source
+        if source.at < self._told < end:
+            self._say(self._told)
+        is_told = source.at < self._told
         text = source.text[source.at : end]
         source.at = max(source.at, end)
         hidden = min(self._hidden, len(text))
         self._hidden -= hidden
         if shown := self._text.shown(text[hidden:]):
-            self._events.append(Event(shown))
+            self._events.append(Event(shown, is_told))
 
 
 def whole_calls(calls: Sequence[ToolCall]) -> list[Event]:
