@@ -79,7 +79,7 @@ def test_a_model_is_fetched_verified_kept_listed_and_removed(tiny, store_home):
     done = [step[0] for step in steps]
     assert done == sorted(done)
     announced = tiny.download_nbytes  # the total is what `stretto pull` announces
-    assert steps[-1] == (announced, announced, "unpacking")
+    assert steps[-1] == (announced, announced, "verifying")
     assert {total for _, total, _ in steps} == {announced}
     assert left_behind(store_home) == [
         f"models/tiny/{name}" for name in ("LICENSE", "model.json", "tiny.gguf")

