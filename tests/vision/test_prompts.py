@@ -205,8 +205,8 @@ def test_messages_that_are_wrong():
 
 def test_prompts_that_are_wrong():
     with seeing_llm("mlp") as llm:
-        with pytest.raises(InvalidRequest, match=r"Image.open"):
-            llm.generate(("A", picture(0).pixels))
+        with pytest.raises(InvalidRequest, match="not list"):
+            llm.generate(("A", [picture(0)]))
         with pytest.raises(Unsupported, match="not scored"):
             llm.score((picture(0), "A"))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +13,17 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 
 
-class Pixels(Protocol):
-    """An image as the user gives it: `stretto.Image`."""
+ImageLike = Any  # a `stretto.Image`, or any of what `is_image` knows
 
-    pixels: NDArray[np.uint8]  # uint8[height, width, 3]
+
+def is_image(value: object) -> bool:
+    """Whether a value is an image, and no text or ids: an Image, a PIL image, an array, bytes, or a path."""
+    if hasattr(value, "pixels") or isinstance(value, (bytes, bytearray, memoryview, os.PathLike)):
+        return True
+    pillow = sys.modules.get("PIL.Image")  # whoever has a PIL image has imported it
+    return (isinstance(value, np.ndarray) and value.ndim > 1) or (
+        pillow is not None and isinstance(value, pillow.Image)
+    )
 
 
 class Images(Protocol):
@@ -22,7 +31,7 @@ class Images(Protocol):
 
     placeholder: int | None  # the id that stands for an image's tokens in the table, if nothing else has it
 
-    def tokens(self, image: Pixels, salt: str | None = None) -> list[int]:
+    def tokens(self, image: ImageLike, salt: str | None = None) -> list[int]:
         """Tokens of an image, with the markers around them in a prompt; equal ones have the same salt."""
         ...
 

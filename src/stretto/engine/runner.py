@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stretto import forking
 from stretto.backends.base import Activates, Backend, Batch, Decoding, DrawsRows
-from stretto.cache.items import Images, Pixels
+from stretto.cache.items import ImageLike, Images
 from stretto.engine.adapters import Adapters
 from stretto.engine.history import History
 from stretto.engine.images import REMEDY
@@ -246,7 +246,7 @@ class Runner(CellPool):
         """The tokens as a list of ids that are in the vocabulary; `param` holds them, for errors."""
         return checked_tokens(tokens, self.spec.n_vocab, self.images, param)
 
-    def image_tokens(self, image: Pixels, salt: str | None = None) -> list[int]:
+    def image_tokens(self, image: ImageLike, salt: str | None = None) -> list[int]:
         """The tokens of an image; it is encoded once for all that have the same salt."""
         if self.images is None:
             raise InvalidRequest(f"this model sees no images; {REMEDY}", param="images")

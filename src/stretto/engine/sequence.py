@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from stretto.backends.base import DeviceRow
+from stretto.cache.items import is_image
 from stretto.engine import editing
 from stretto.engine.adapters import Parts
 from stretto.engine.draws import draw_each
@@ -30,7 +31,7 @@ from stretto.text.detokenizer import Detokenizer
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from stretto.cache.items import Pixels
+    from stretto.cache.items import ImageLike
     from stretto.engine.params import SamplingOptions
     from stretto.sampling.params import SamplingParams
 
@@ -195,13 +196,16 @@ class Sequence:
         track.append_sampled(token)
         return Step(token, self._text_state().push(token), False, logprob)
 
-    def append(self, what: int | str | Iterable[int] | Pixels) -> None:
-        """Append a token, tokens, text (in which special tokens are not parsed) or a `stretto.Image`."""
+    def append(self, what: int | str | Iterable[int] | ImageLike) -> None:
+        """Append a token, tokens, text (in which special tokens are not parsed) or an image.
+
+        An image is a `stretto.Image`, a PIL image, an array, the bytes of a file, or a `pathlib.Path`.
+        """
         if isinstance(what, str):
             what = self._engine.tokenizer.encode(what)
-        elif hasattr(what, "pixels"):
-            what = self._runner.image_tokens(cast("Pixels", what), self._track.domain.salt)
-        several = [what] if isinstance(what, (int, np.integer)) else what
+        elif is_image(what):
+            what = self._runner.image_tokens(what, self._track.domain.salt)
+        several: Any = [what] if isinstance(what, (int, np.integer)) else what
         tokens = self._runner.check_tokens(several)
         with self._engine.lock:
             self._check_usable()

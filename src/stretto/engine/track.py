@@ -225,7 +225,7 @@ class Track:
         if not self.has_images:
             return self.tokens, self.n_prompt
         texts = [token for token in self.tokens if not isinstance(token, ImageToken)]
-        return texts, self.n_prompt - (len(self.tokens) - len(texts))
+        return texts, sum(not isinstance(token, ImageToken) for token in self.tokens[: self.n_prompt])
 
     # -- changing its tokens --
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any, cast
 
+from stretto.cache.items import ImageLike, is_image
 from stretto.engine import Engine
 from stretto.errors import InvalidRequest
 from stretto.llm.final import before_end, begun_reasoning, with_end
@@ -19,7 +20,7 @@ from stretto.tools.history import fit_calls
 from stretto.vision.chat import check_count, has_images, place_images
 from stretto.vision.image import Image
 
-Parts = tuple[str | Image, ...]
+Parts = tuple[str | ImageLike, ...]
 OnePrompt = str | list[int] | Parts
 Prompt = str | Seq[int] | Parts
 Message = Mapping[str, Any]
@@ -46,10 +47,10 @@ def _check_kind(prompt: object, param: str) -> None:
         hint = "; llm.chat takes a list of messages"
     elif is_list and isinstance(first, str):
         hint = "; a list of prompts is for llm.generate, and each of them can have a stream of its own"
-    elif isinstance(first, Image):
-        hint = '; a text and images are a tuple: ("What is this?", image)'
     elif isinstance(first, bytes):
-        hint = "; decode bytes to a text first"
+        hint = "; decode a text first, and give the bytes of an image in a tuple"
+    elif is_image(first):
+        hint = '; a text and images are a tuple: ("What is this?", image)'
     elif not isinstance(prompt, Iterable):
         hint = ""
     else:
@@ -64,18 +65,18 @@ def _check_kind(prompt: object, param: str) -> None:
 
 def _part_ids(engine: Engine, parts: tuple[object, ...], salt: str | None) -> list[int]:
     """The tokens of texts and images, one behind the other."""
-    check_count("prompt", sum(isinstance(part, Image) for part in parts))
+    check_count("prompt", sum(map(is_image, parts)))
     tokenizer = engine.tokenizer
     ids = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
     for part in parts:
         if isinstance(part, str):
             ids += tokenizer.encode(part, special=True, bos=False)
-        elif isinstance(part, Image):
+        elif is_image(part):
             ids += engine.runner.image_tokens(part, salt)
         else:
             raise InvalidRequest(
                 f"a prompt's parts are texts and images, not {type(part).__name__}; "
-                "stretto.Image.open makes an image of a file, an array or a PIL image",
+                "an image is a stretto.Image, a PIL image, an array, bytes of a file or a pathlib.Path",
                 param="prompt",
             )
     return ids

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from stretto.cache.items import is_image
 from stretto.errors import InvalidRequest
 from stretto.text.intake import check_messages
 from stretto.text.template import ChatTemplate
@@ -105,7 +106,7 @@ def has_images(messages: object) -> bool:
         return False
     contents = (message.get("content") for message in messages if isinstance(message, Mapping))
     return any(
-        isinstance(part, Image)
+        is_image(part)
         or (isinstance(part, Mapping) and part.get("type") in ("image", "image_url", "input_image"))
         for content in contents
         for part in (content if isinstance(content, (list, tuple)) else (content,))
@@ -142,7 +143,7 @@ def _parts(message: Message) -> Sequence[object]:
 
 
 def _is_image(part: object) -> bool:
-    return isinstance(part, Image) or (isinstance(part, Mapping) and "image" in str(part.get("type")))
+    return is_image(part) or (isinstance(part, Mapping) and "image" in str(part.get("type")))
 
 
 def _split(message: Message, index: int) -> list[str | Image]:
@@ -150,8 +151,10 @@ def _split(message: Message, index: int) -> list[str | Image]:
     split: list[str | Image] = []
     for i, part in enumerate(_parts(message)):
         where = f"messages[{index}].content[{i}]"
-        if isinstance(part, (str, Image)):
+        if isinstance(part, str):
             split.append(part)
+        elif is_image(part):
+            split.append(_image({"image": part}, where))
         elif isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
             split.append(part["text"])
         elif isinstance(part, Mapping) and _is_image(part):

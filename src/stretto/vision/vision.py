@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from hashlib import sha256
 
-from stretto.cache.items import ImageToken, ImageVectors, Pixels
-from stretto.errors import InvalidRequest, ModelError
+from stretto.cache.items import ImageLike, ImageToken, ImageVectors
+from stretto.errors import ModelError
 from stretto.text.tokenizer import Tokenizer
 from stretto.vision.cache import ImageCache, VectorCache
 from stretto.vision.encoder import Encoder
@@ -47,15 +47,9 @@ class Vision:
         self.placeholder: int | None = next(named, None)
         self._placeholder = self.placeholder or tokenizer.eos_id or tokenizer.bos_id or 0
 
-    def tokens(self, image: Pixels, salt: str | None = None) -> list[int]:
+    def tokens(self, image: ImageLike, salt: str | None = None) -> list[int]:
         """The tokens of an image, with the markers around them; caches know it by its pixels and its salt."""
-        if not isinstance(image, Image):
-            raise InvalidRequest(
-                f"an image is a stretto.Image, not {type(image).__name__}; use Image.open",
-                param="image",
-                value=image,
-            )
-        prepared = prepare(image, self.spec)
+        prepared = prepare(Image.open(image), self.spec)
         head = f"{self._fingerprint()} {self.encoder.name}".encode()
         if salt:
             head += sha256(salt.encode("utf-8", "surrogatepass")).digest()
