@@ -48,7 +48,7 @@ def _check_kind(prompt: object, param: str) -> None:
     elif is_list and isinstance(first, str):
         hint = "; a list of prompts is for llm.generate, and each of them can have a stream of its own"
     elif isinstance(first, bytes):
-        hint = "; decode a text first, and give the bytes of an image in a tuple"
+        hint = "; decode bytes to a text first, or give those of an image in a tuple"
     elif is_image(first):
         hint = '; a text and images are a tuple: ("What is this?", image)'
     elif not isinstance(prompt, Iterable):
