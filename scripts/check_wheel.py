@@ -28,6 +28,9 @@ def try_out():
 
     if not (Path(stretto.__file__).parent / "server" / "page" / "index.html").is_file():
         raise SystemExit("the page of the server is missing")
+    from stretto.cli.docs import find
+
+    find("first-five-minutes")  # raises if the pages are missing
     import stretto.server.serve
 
     texts = {}

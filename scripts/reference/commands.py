@@ -5,7 +5,7 @@ from typing import Any
 
 from typer.main import get_command
 
-from reference.markdown import MADE, linked, plain, table
+from reference.markdown import MADE, plain, table
 from stretto.cli import app
 
 HEAD = f"""# Commands
@@ -30,7 +30,7 @@ def page() -> str:
 
 def _command(name: str, command: Any) -> Iterator[str]:
     """A command, and those below it."""
-    yield from ("", f"## {name}", "", linked(plain(command.help or "")), "", _usage(name, command))
+    yield from ("", f"## {name}", "", plain(command.help or ""), "", _usage(name, command))
     yield from _options(command)
     for below, inner in getattr(command, "commands", {}).items():
         yield from _command(f"{name} {below}", inner)
@@ -56,7 +56,7 @@ def _options(command: Any) -> Iterator[str]:
 
 
 def _row(one: Any) -> tuple[str, str, str]:
-    meaning = linked(plain(getattr(one, "help", None) or ""))
+    meaning = plain(getattr(one, "help", None) or "")
     if one.param_type_name == "argument":
         return f"`{one.metavar or one.name.upper()}`", "", meaning
     names = ", ".join(f"`{name}`" for name in (*one.opts, *one.secondary_opts))

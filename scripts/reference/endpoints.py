@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from reference.markdown import MADE, linked, plain, table
+from reference.markdown import MADE, plain, table
 from stretto.server.app import create_app
 from stretto.server.settings import ModelEntry, Settings
 
@@ -47,7 +47,7 @@ def page() -> str:
 
 
 def _operation(method: str, path: str, operation: dict[str, Any], openapi: dict[str, Any]) -> Iterator[str]:
-    yield from (f"\n### {method.upper()} {path}", "", linked(plain(operation.get("description", ""))), "")
+    yield from (f"\n### {method.upper()} {path}", "", plain(operation.get("description", "")), "")
     rows = [
         (f"`{one['name']}`", _kind(one["schema"]), _meaning(one), f"in the {one['in']}")
         for one in operation.get("parameters", [])
@@ -128,4 +128,4 @@ def _default(name: str, field: dict[str, Any], required: list[str]) -> str:
 
 def _meaning(field: dict[str, Any]) -> str:
     inner = " ".join(one["description"] for one in field.get("anyOf", []) if "description" in one)
-    return linked(plain(re.sub(r"\s+", " ", field.get("description") or inner)))
+    return plain(re.sub(r"\s+", " ", field.get("description") or inner))

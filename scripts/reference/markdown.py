@@ -4,22 +4,12 @@ import re
 from collections.abc import Iterable, Sequence
 
 MADE = "This page is made by `python scripts/doc_reference.py`."
-DOCUMENT = re.compile(r"`?docs/([\w-]+)/([\w/-]+)\.md`?")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table; `|` within its fields is escaped."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def linked(text: str) -> str:
-    """A text of the program, with the documents that it names as links from docs/reference."""
-    return DOCUMENT.sub(lambda found: f"[{found[2]}]({_way(found[1], found[2])}.md)", text)
-
-
-def _way(part: str, name: str) -> str:
-    return name if part == "reference" else f"../{part}/{name}"
 
 
 def plain(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Hooks that are ready to use in `hooks=[…]` of `generate`, `stream` and `chat` (docs/reference/control.md).
+"""Hooks that are ready to use in `hooks=[…]` of `generate`, `stream` and `chat` (stretto docs control).
 
 from stretto.hooks import Ban, Watcher
 

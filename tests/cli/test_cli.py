@@ -69,7 +69,7 @@ finally:
 
 def test_wrong_use_is_one_line(stretto):
     assert "No such command 'inspekt'" in refused(stretto("inspekt"))
-    assert "Missing argument 'NAME'" in refused(stretto("pull"))
+    assert "Missing argument 'NAME...'" in refused(stretto("rm"))
     assert "No such option" in refused(stretto("models", "--jsn"))
 
 

@@ -15,11 +15,11 @@ def test_no_link_has_a_file_name_as_its_label():
     assert {page: labels for page, labels in found.items() if labels} == {}
 
 
-def test_paths_of_pages_become_links_with_their_titles(monkeypatch):
+def test_commands_that_open_pages_become_links_with_their_titles(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts" / "site"))
     from titles import linked
 
-    text = linked("Hooks (docs/reference/control.md) and `docs/how-to/tools.md`.", "reference/api")
+    text = linked("Hooks (stretto docs control) and `stretto docs how-to/tools`.", "reference/api")
     assert text == "Hooks ([Hooks](../control.md)) and [Give a model tools](../../how-to/tools.md)."
 
 

@@ -34,7 +34,7 @@ def text(tmp_path):
 
 def test_perplexity_is_printed_as_json_and_plotted(cli, text, tmp_path):
     plot = tmp_path / "plot.svg"
-    code, out, _ = cli("perplexity", "mock", text, "--window", 16, "--json", "--plot", plot)
+    code, out, _ = cli("perplexity", "mock.gguf", text, "--window", 16, "--json", "--plot", plot)
     found = json.loads(out)
     assert code == 0
     assert found["n_scored"] == 7 * len(found["windows"])
@@ -43,7 +43,9 @@ def test_perplexity_is_printed_as_json_and_plotted(cli, text, tmp_path):
 
 
 def test_perplexity_is_compared_with_a_reference(cli, text):
-    code, out, _ = cli("perplexity", "mock", text, "--window", 16, "--stride", 8, "--reference", "reference")
+    code, out, _ = cli(
+        "perplexity", "mock.gguf", text, "--window", 16, "--stride", 8, "--reference", "reference"
+    )
     assert code == 0
     assert "KL mean          0.000000" in out
     assert "same top token   1.000000" in out
@@ -52,16 +54,16 @@ def test_perplexity_is_compared_with_a_reference(cli, text):
 def test_a_text_that_is_not_text_is_refused(cli, tmp_path):
     path = tmp_path / "noise"
     path.write_bytes(b"\xff\xfe\x00")
-    code, _, errors = cli("perplexity", "mock", path)
+    code, _, errors = cli("perplexity", "mock.gguf", path)
     assert (code, "is not UTF-8" in errors) == (2, True)
-    assert cli("perplexity", "mock", tmp_path / "missing")[0] == 2
+    assert cli("perplexity", "mock.gguf", tmp_path / "missing")[0] == 2
 
 
 def test_questions_are_answered(cli, tmp_path):
     task = tmp_path / "task.jsonl"
     task.write_text('{"context": "x", "choices": ["abc", "zzz"], "answer": 0}\n')
-    code, out, _ = cli("eval", "mock", task, "--json")
+    code, out, _ = cli("eval", "mock.gguf", task, "--json")
     found = json.loads(out)
     assert code == 0
     assert (found["accuracy"]["value"], found["picked"]) == (1.0, [0])
-    assert "normalised accuracy  1.0000" in cli("eval", "mock", task)[1]
+    assert "normalised accuracy  1.0000" in cli("eval", "mock.gguf", task)[1]

@@ -24,6 +24,7 @@ from stretto.cli.convert import convert
 from stretto.cli.deploy import deploy
 from stretto.cli.detect import detect
 from stretto.cli.devices import devices
+from stretto.cli.docs import docs
 from stretto.cli.doctor import doctor
 from stretto.cli.embed import embed
 from stretto.cli.eval import eval_
@@ -75,6 +76,7 @@ for command in (
     tokenize,
     devices,
     doctor,
+    docs,
     compare,
 ):
     app.command(cls=Command)(command)
@@ -154,7 +156,9 @@ def _message(error: Exception) -> str:
         return str(error)
     # The parser's exceptions live in click or inside typer, depending on typer's version.
     if hasattr(error, "format_message"):
-        return f"{error.format_message()}{renamed(error)} (stretto --help shows more)"
+        context = getattr(error, "ctx", None)
+        command = "stretto" if context is None else context.command_path
+        return f"{error.format_message()}{renamed(error)} ({command} --help shows more)"
     if isinstance(error, OSError):
         return str(error)
     return f"{type(error).__name__}: {error} (a bug in Stretto; --debug shows where)"

@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from stretto.bench import Loop, Machine, Row
     from stretto.llm import LLM
 
-bench = typer.Typer(cls=Group, invoke_without_command=True)
+
+class BenchGroup(Group):
+    """Takes a model as first argument, where a command of its own would stand."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read `bench MODEL …` as `bench --model MODEL …`."""
+        is_model = args and not args[0].startswith("-") and args[0] not in self.commands
+        return super().parse_args(ctx, ["--model", *args] if is_model else args)
+
+
+bench = typer.Typer(cls=BenchGroup, invoke_without_command=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, every sample in it.")]
 Tokens = Annotated[int, typer.Option(help="How many tokens to decode.")]
@@ -51,7 +61,8 @@ def speed(
 ) -> None:
     """Measure prefill and decoding, single, at depth and batched, next to the machine's limits.
 
-    Tokens a second, sampling included: greedy, or with the default sampler.
+    Tokens a second, sampling included: greedy, or with the default sampler. The model may also be the first
+    argument: stretto bench MODEL.
     """
     if context.invoked_subcommand is not None:
         return

@@ -11,13 +11,10 @@ import typer
 
 from stretto.cli import options as o
 from stretto.cli.output import clean
-from stretto.errors import InvalidRequest
 
 
 def chat(
-    name: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="As --model.", show_default=False)
-    ] = None,
+    name: o.Name = None,
     model: o.Model = None,
     system: o.System = None,
     vision: o.Vision = None,
@@ -58,15 +55,11 @@ def chat(
     from stretto.cli.chatting.screen import new_screen
     from stretto.cli.chatting.session import Chat
     from stretto.cli.conversation import Conversation
-    from stretto.cli.first_run import default_model
     from stretto.cli.generation import open_llm, template_arguments, wants_stats
     from stretto.cli.lines import piped
+    from stretto.cli.prompts import model_and_files
 
-    if name is not None:
-        if model not in (None, name):
-            raise InvalidRequest(f"a chat has one model, not {name} and {model}", param="model", value=model)
-        model = name
-    model = model or default_model()
+    model, _ = model_and_files((name,), model, "chat [MODEL]")
     arguments = template_arguments(template_arg)
     conversation = Conversation() if load is None else files.load(load)
     if system is not None:

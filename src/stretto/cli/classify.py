@@ -12,6 +12,7 @@ from stretto.cli.task_files import (
     Device,
     Threads,
     files_of,
+    model_option,
     opened,
     run_all,
     source_of,
@@ -26,9 +27,7 @@ def classify(
         list[str] | None,
         typer.Argument(help="Files and folders, or texts, as the model takes them; - for stdin."),
     ] = None,
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="A model that classifies.")
-    ] = "efficientnet-lite0",
+    model: Annotated[str, model_option("A model that classifies.")] = "efficientnet-lite0",
     top: Annotated[int, typer.Option(min=1, help="How many labels.")] = 5,
     as_json: AsJson = False,
     device: Device = "auto",

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def compare(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name, a path, or hf:org/repo:Q4_K_M.")],
+    name: o.Name = None,
+    model: o.Model = None,
     peer_python: Annotated[
         list[str] | None,
         typer.Option(
@@ -53,7 +54,9 @@ def compare(
     """
     from stretto.bench import comparing
     from stretto.cli.output import print_json
+    from stretto.cli.prompts import model_and_files
 
+    model, _ = model_and_files((name,), model, "compare [MODEL]")
     plan = comparing.ComparePlan(prompt, tokens, sequences, rounds, threads or 0)
     with notes() as note:
         note("looking for engines")

@@ -1,4 +1,4 @@
-"""`stretto deploy`: replicas of models on Ray Serve (docs/how-to/replicas.md)."""
+"""`stretto deploy`: replicas of models on Ray Serve (stretto docs how-to/replicas)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stretto.errors import InvalidRequest
 if TYPE_CHECKING:
     from stretto.deploy.settings import DeploySettings
 
-deploy = typer.Typer(cls=Group, help="Serve models by several replicas, on Ray Serve.", no_args_is_help=True)
+deploy = typer.Typer(cls=Group, help="Serve models by several replicas, on Ray Serve.")
 
 Address = Annotated[
     str | None,
@@ -34,6 +34,9 @@ def _commands() -> None:
 
 @deploy.command(cls=Command)
 def up(
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=]MODEL", help="As --model.", show_default=False)
+    ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -95,7 +98,7 @@ def up(
     from stretto.deploy.settings import DeploySettings
 
     shared: dict[str, Any] = {"cells": cells, "kv": kv, **_more(set_ or ())}
-    names = model or [default_model()]
+    names = [o.served(one) for one in (*(models or ()), *(model or ()))] or [default_model()]
     if address is None and not as_yaml:
         names = [_absolute(name) for name in names]
     shared["threads"] = threads or shared.get("threads") or _share(len(names) * replicas)

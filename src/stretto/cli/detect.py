@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from stretto.cli.images import show_images
-from stretto.cli.task_files import AsJson, Device, Draw, Files, Threads
+from stretto.cli.task_files import AsJson, Device, Draw, Files, Threads, model_option
 
 
 def detect(
     files: Files,
-    model: Annotated[str, typer.Option("--model", "-m", help="A model that can detect.")] = "centernet",
+    model: Annotated[str, model_option("A model that can detect.")] = "centernet",
     threshold: Annotated[
         float | None, typer.Option(min=0, max=1, help="The least score (default: the model's own).")
     ] = None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stretto.cli import options as o
+from stretto.cli.completion import model_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,14 +21,20 @@ if TYPE_CHECKING:
 
 
 def devices(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object, sizes in bytes.")] = False,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Measure the speeds again.")] = False,
+    name: o.Name = None,
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", "-m", metavar="MODEL", help="Also show what can run this model, and how fast."
+            "--model",
+            "-m",
+            metavar="MODEL",
+            help="Also show what can run this model, and how fast.",
+            autocompletion=model_names,
+            callback=o.aliased,
         ),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object, sizes in bytes.")] = False,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure the speeds again.")] = False,
     threads: o.Threads = None,
 ) -> None:
     """Show the processor, its cores, memory and speed, the kernels in use, and the GPUs."""
@@ -35,7 +42,10 @@ def devices(
 
     from stretto import hardware, router
     from stretto.cli.output import clean, console, print_json, table
+    from stretto.cli.prompts import model_and_files
 
+    if name is not None:
+        model, _ = model_and_files((name,), model, "devices [MODEL]")
     errors = console(stderr=True)
     with errors.status("measuring, a second or two") if sys.stderr.isatty() else nullcontext():
         machine = hardware.probe(refresh=refresh)

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from stretto.cli.task_files import AsJson, Device, Threads, opened, texts_of
+from stretto.cli.task_files import AsJson, Device, Threads, model_option, opened, texts_of
 
 
 def embed(
     texts: Annotated[list[str] | None, typer.Argument(help="Texts; without them, lines of stdin.")] = None,
-    model: Annotated[str, typer.Option("--model", "-m", help="A model that embeds.")] = "minilm",
+    model: Annotated[str, model_option("A model that embeds.")] = "minilm",
     out: Annotated[
         str | None, typer.Option("--out", "-o", metavar="FILE.npy", help="Write the vectors to a NumPy file.")
     ] = None,

@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 import typer
 
+from stretto.cli import options as o
 from stretto.cli.help import Command, Group
 
-export = typer.Typer(cls=Group, help="Write a model in another format.", no_args_is_help=True)
+export = typer.Typer(cls=Group, help="Write a model in another format.")
 
 
 @export.callback()
@@ -19,8 +20,9 @@ def _formats() -> None:
 
 @export.command(cls=Command)
 def onnx(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A GGUF file, or a model that is here.")],
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to write.")],
+    name: o.Name = None,
+    folder: Annotated[str | None, typer.Argument(metavar="FOLDER", help="The folder to write.")] = None,
+    model: o.NeededModel = None,
     precision: Annotated[
         Literal["f32", "f16", "int8", "int4"],
         typer.Option(help="Of the weights; int8 and int4 keep the file's own blocks where they can."),
@@ -50,9 +52,12 @@ def onnx(
     nothing behind.
     """
     from stretto.cli.output import clean, console, progress_bar, size
+    from stretto.cli.prompts import model_and_files
     from stretto.export import export_onnx
     from stretto.weights import hub
 
+    usage = "export onnx MODEL FOLDER"
+    model, (target,) = model_and_files((name, folder), model, usage, has_default=False)
     with progress_bar("{task.completed}/{task.total} layers") as bar:
         task = bar.add_task(clean(model), total=None)
 
@@ -61,7 +66,7 @@ def onnx(
 
         made = export_onnx(
             hub.resolve(model, pull=False),
-            folder,
+            Path(target),
             precision=precision,
             form=form,
             context=context,

@@ -6,6 +6,8 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from stretto.errors import InvalidRequest
+
 WORDS = {"str": "TEXT", "int": "N", "float": "NUMBER", "path": "PATH", "file": "FILE", "directory": "FOLDER"}
 
 
@@ -18,11 +20,26 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """The same for a command that has commands."""
+    """The same for a command that has commands; alone it says which ones, unless it does something itself."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments; without any, those of its commands are named."""
+        if not args and not self.invoke_without_command and not ctx.resilient_parsing:
+            forms = [_form(command) for command in self.commands.values() if not command.hidden]
+            shown = "; ".join(f"{ctx.command_path} {form}" for form in forms)
+            raise InvalidRequest(f"a command is missing: {shown} ({ctx.command_path} --help shows more)")
+        return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Its parameters, and --help."""
         return [_in_words(param, ctx) for param in super().get_params(ctx)]
+
+
+def _form(command: Any) -> str:
+    """A command with its arguments."""
+    arguments = [one for one in command.params if one.param_type_name == "argument"]
+    words = [one.metavar or one.name.upper() for one in arguments]
+    return " ".join([command.name, *words])
 
 
 def value_name(type_name: str) -> str:

@@ -7,35 +7,40 @@ from typing import Annotated
 
 import typer
 
+from stretto.cli import options as o
+
 
 def imatrix(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A GGUF file, a folder, or a name; best in F16.")
-    ],
-    text: Annotated[Path, typer.Argument(metavar="TEXT", help="A text like those the model is for.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")],
+    name: o.Name = None,
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="A file of text like that the model is for.")
+    ] = None,
+    model: o.NeededModel = None,
     chunk: Annotated[int, typer.Option(min=8, max=1 << 20, help="Tokens that are read together.")] = 512,
     chunks: Annotated[
         int | None, typer.Option(min=1, help="At most so many chunks (default: the whole text).")
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="How many threads (default: as suits the machine).")
-    ] = None,
+    threads: o.Threads = None,
 ) -> None:
     """Measure an importance matrix: run a model over a text, and write the mean squares of inputs.
 
-    The file has llama.cpp's form, and `stretto quantize --imatrix FILE` takes it, or one of llama-imatrix.
+    The model is best in F16. The file has llama.cpp's form, and `stretto quantize --imatrix FILE` takes it,
+    or one of llama-imatrix.
     """
     from stretto.cli.output import clean, console, progress_bar
+    from stretto.cli.prompts import model_and_files
     from stretto.errors import InvalidRequest
     from stretto.llm import load
     from stretto.quantize import collect_importance
     from stretto.weights import hub
 
+    usage = "imatrix MODEL TEXT"
+    model, (file,) = model_and_files((name, text), model, usage, has_default=False)
     try:
-        content = text.read_text(encoding="utf-8")
+        content = Path(file).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{text} is not UTF-8: {error}", param="text", value=str(text)) from None
+        raise InvalidRequest(f"{file} is not UTF-8: {error}", param="text", value=file) from None
     path = hub.resolve(model, pull=False)
     with (
         load(path, backend="native", threads=threads, cells=chunk + 64, prefix_cache=False) as llm,
@@ -46,7 +51,7 @@ def imatrix(
             llm,
             path,
             content,
-            dataset=text.name,
+            dataset=Path(file).name,
             chunk_tokens=chunk,
             chunks=chunks,
             progress=lambda done, total: bar.update(task, completed=done, total=total),

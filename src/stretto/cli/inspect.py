@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stretto.cli import options as o
+from stretto.cli.completion import model_names
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -21,20 +24,24 @@ _MAX_ELEMENTS = 6  # elements of an array that are shown
 
 
 def inspect(
-    model: Annotated[
-        str,
+    name: Annotated[
+        str | None,
         typer.Argument(
-            metavar="FILE|NAME",
+            metavar="MODEL",
             help="A GGUF file, a folder, a model that is here, or hf:… of which only the head is fetched.",
+            autocompletion=model_names,
         ),
-    ],
+    ] = None,
+    model: o.NeededModel = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, nothing cut.")] = False,
 ) -> None:
     """Show a model's metadata, tensors, formats, and the memory that loading it needs."""
     from stretto.cli.output import print_json
+    from stretto.cli.prompts import model_and_files
     from stretto.weights.folder import open_weights
 
+    model, _ = model_and_files((name,), model, "inspect MODEL", has_default=False)
     with _path_of(model) as (path, shown), open_weights(path) as file:
         if as_json:
             print_json(_document(file) | ({"path": shown, "files": [shown]} if shown else {}))

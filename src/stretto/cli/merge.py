@@ -7,16 +7,19 @@ from typing import Annotated, Literal
 
 import typer
 
+from stretto.cli import options as o
+
 
 def merge(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A GGUF file, or a model that is here.")],
+    name: o.Name = None,
     adapter: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="ADAPTER", help="A LoRA adapter: a GGUF file or a PEFT folder; PATH=SCALE scales it."
         ),
-    ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The GGUF file to write.")],
+    ] = None,
+    out: Annotated[str | None, typer.Argument(metavar="OUT", help="The GGUF file to write.")] = None,
+    model: o.NeededModel = None,
     dtype: Annotated[
         Literal["auto", "f16", "f32"],
         typer.Option(
@@ -32,6 +35,7 @@ def merge(
     """
     from stretto.cli.adapters import read_scaled
     from stretto.cli.output import clean, console, progress_bar, size
+    from stretto.cli.prompts import model_and_files
     from stretto.errors import InvalidRequest
     from stretto.models import read_spec
     from stretto.models.adapting import target_of
@@ -40,6 +44,9 @@ def merge(
     from stretto.weights.adapters.merging import merge_adapter
     from stretto.weights.gguf import GGUF
 
+    usage = "merge MODEL ADAPTER OUT"
+    model, (adapter, target) = model_and_files((name, adapter, out), model, usage, has_default=False)
+    file_out = Path(target)
     source, (path, scale) = hub.resolve(model, pull=False), read_scaled(adapter)
     if source.is_dir():
         raise InvalidRequest(f"{source} is a folder; merge takes a GGUF file")
@@ -50,6 +57,7 @@ def merge(
         def show(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
-        merge_adapter(file, lora, out, scale=scale, dtype=dtype, replace=force, progress=show)
-    line = f"{out}: {len(lora.pairs)} matrices changed, rank {lora.rank}, {size(out.stat().st_size)}"
+        merge_adapter(file, lora, file_out, scale=scale, dtype=dtype, replace=force, progress=show)
+    nbytes = file_out.stat().st_size
+    line = f"{file_out}: {len(lora.pairs)} matrices changed, rank {lora.rank}, {size(nbytes)}"
     console().print(clean(line), soft_wrap=True)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from stretto import config
 from stretto.cli.completion import model_names
 
 _SAMPLING = "Sampling"
@@ -14,16 +15,39 @@ _MACHINE = "Backend"
 
 DEFAULT_SHOWN = "stretto models --default"  # says which model this machine uses when none is named
 
+
+def aliased(name: str | None) -> str | None:
+    """A model's name, or what the alias of that name stands for."""
+    return None if name is None else config.read().named(name)
+
+
+def served(model: str) -> str:
+    """`[NAME=]MODEL`, with the model of an alias, which is served under the alias's name."""
+    name, equals, source = model.rpartition("=")
+    target = config.read().named(source)
+    return model if target == source else f"{name if equals else source}={target}"
+
+
+_NAMES = "A name, a path, or hf:org/repo:Q4_K_M."
 Model = Annotated[
     str | None,
     typer.Option(
         "--model",
         "-m",
         metavar="MODEL",
-        help="A name, a path, or hf:org/repo:Q4_K_M.",
+        help=_NAMES,
         show_default=DEFAULT_SHOWN,
         autocompletion=model_names,
+        callback=aliased,
     ),
+]
+Name = Annotated[  # the model as first argument
+    str | None,
+    typer.Argument(metavar="MODEL", help="As --model.", show_default=False, autocompletion=model_names),
+]
+NeededModel = Annotated[
+    str | None,
+    typer.Option("--model", "-m", metavar="MODEL", help=_NAMES, autocompletion=model_names, callback=aliased),
 ]
 Vision = Annotated[
     str | None,
@@ -195,9 +219,22 @@ Device = Annotated[
         rich_help_panel=_MACHINE,
     ),
 ]
+
+
+def configured_threads(given: int | None) -> int | None:
+    """The threads that were asked for, or those of the configuration file."""
+    return config.read().threads if given is None else given
+
+
 Threads = Annotated[
     int | None,
-    typer.Option(help="How many threads (default: as suits the machine).", rich_help_panel=_MACHINE),
+    typer.Option(
+        min=1,
+        max=1024,
+        help="How many threads (default: as suits the machine).",
+        rich_help_panel=_MACHINE,
+        callback=configured_threads,
+    ),
 ]
 Repack = Annotated[
     Literal["auto", "yes", "no", "shared"],

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from stretto.cli import options as o
+from stretto.cli.completion import model_names
 
 _SETS = "Parallel tokens"
 
@@ -44,7 +45,15 @@ Temperature = Annotated[
 
 
 def parallel(
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; without it, or with -, stdin.")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL] PROMPT",
+            help="The prompt, in quotes, and a model before it; without a prompt, or with -, stdin.",
+            autocompletion=model_names,
+            show_default=False,
+        ),
+    ] = None,
     model: o.Model = None,
     threshold: Threshold = 0.15,
     mode: Mode = "isolated",
@@ -70,11 +79,15 @@ def parallel(
     precision: o.Precision = "standard",
     repack: o.Repack = "auto",
 ) -> None:
-    """Continue a prompt, and keep every probable token: sat[ on/ under/ beside] the."""
+    """Continue a prompt, and keep every probable token: sat[ on/ under/ beside] the.
+
+    One argument is the prompt, unless it is the name or path of a model; two are model and prompt.
+    """
     from stretto.cli.first_run import default_model
     from stretto.cli.generation import note, open_llm, printable, wants_stats
-    from stretto.cli.prompts import prompt_text
+    from stretto.cli.prompts import model_and_prompt, prompt_text
 
+    model, prompt = model_and_prompt(words or [], model)
     text = prompt_text(prompt)
     model = model or default_model()
     settings: dict[str, Any] = {

@@ -7,21 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stretto.cli import options as o
+
 if TYPE_CHECKING:
     from stretto.evaluation import Estimate, PerplexityReport
 
 MAX_TEXT_BYTES = 1 << 30
 
-Backend = Annotated[str, typer.Option(help="What runs the model (docs/explanation/routing.md).")]
-Threads = Annotated[
-    int | None, typer.Option(min=1, max=1024, help="How many threads (default: as suits the machine).")
-]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document, with the figures of each window.")]
 
 
 def perplexity(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name, a path, or hf:org/repo:Q4_K_M.")],
-    text: Annotated[Path, typer.Argument(metavar="TEXT", help="A UTF-8 text file.")],
+    name: o.Name = None,
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="A UTF-8 text file.")] = None,
+    model: o.Model = None,
     window: Annotated[int, typer.Option(min=4, max=1 << 20, help="Tokens that are read together.")] = 512,
     stride: Annotated[
         int | None,
@@ -31,12 +30,14 @@ def perplexity(
     reference: Annotated[
         str | None,
         typer.Option(
-            metavar="MODEL", help='Compare with this model; "reference": the same file, computed exactly.'
+            metavar="MODEL",
+            help='Compare with this model; "reference": the same file, computed exactly.',
+            callback=o.aliased,
         ),
     ] = None,
-    backend: Backend = "auto",
+    backend: o.Backend = "auto",
     reference_backend: Annotated[str, typer.Option(help="What runs the other model.")] = "auto",
-    threads: Threads = None,
+    threads: o.Threads = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Write a plot of the windows.")
     ] = None,
@@ -50,11 +51,16 @@ def perplexity(
     from contextlib import ExitStack
 
     from stretto.cli.output import print_json, progress_bar
+    from stretto.cli.prompts import model_and_files
+    from stretto.cli.pull import pull_missing
     from stretto.evaluation import perplexity as measure
     from stretto.evaluation import plot_windows
     from stretto.llm import load
 
-    content = read_text(text)
+    model, (file,) = model_and_files((name, text), model, "perplexity [MODEL] TEXT")
+    path = Path(file)
+    content = read_text(path)
+    pull_missing(model)
     cells = max(window, 512)
     with ExitStack() as stack:
         llm = stack.enter_context(load(model, backend=backend, threads=threads, cells=cells))
@@ -63,11 +69,12 @@ def perplexity(
         if reference is not None:
             exactly = reference == "reference"
             how = "reference" if exactly else reference_backend
-            name = model if exactly else reference
-            other = stack.enter_context(load(name, backend=how, threads=threads, cells=cells))
-            check_generates(other, name)
+            other_name = model if exactly else reference
+            pull_missing(other_name)
+            other = stack.enter_context(load(other_name, backend=how, threads=threads, cells=cells))
+            check_generates(other, other_name)
         bar = stack.enter_context(progress_bar())
-        task = bar.add_task(text.name, total=None)
+        task = bar.add_task(path.name, total=None)
         report = measure(
             llm,
             content,
@@ -78,9 +85,9 @@ def perplexity(
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if plot is not None:
-        plot.write_text(plot_windows(report, f"{Path(model).name} on {text.name}"), encoding="utf-8")
+        plot.write_text(plot_windows(report, f"{Path(model).name} on {path.name}"), encoding="utf-8")
     if as_json:
-        print_json({"model": model, "text": str(text), "reference": reference, **report.as_dict()})
+        print_json({"model": model, "text": file, "reference": reference, **report.as_dict()})
     else:
         show(report)
 

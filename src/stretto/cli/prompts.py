@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from stretto import config
 from stretto.errors import InvalidRequest, ModelError, StrettoError
 
 STDIN_PATIENCE_SECONDS = 2.0  # after which a silent pipe is mentioned
@@ -34,19 +35,49 @@ def model_and_prompt(words: Sequence[str], model: str | None) -> tuple[str | Non
     if len(words) > 2:
         raise InvalidRequest(
             f"there are {len(words)} arguments; a prompt of several words needs quotes, "
-            'and a model comes before it: stretto run [MODEL] "PROMPT"'
+            'and a model comes before it: [MODEL] "PROMPT"'
         )
     if len(words) == 2:
         return checked_model(words[0]), words[1]
     if words and names_model(words[0]):
-        return words[0], None
+        return config.read().named(words[0]), None
     return None, words[0] if words else None
 
 
+def model_and_files(
+    words: Sequence[str | None], model: str | None, usage: str, *, has_default: bool = True
+) -> tuple[str, list[str]]:
+    """The model and the arguments behind it, of a command that is used as in `perplexity [MODEL] TEXT`.
+
+    The model is that of --model, or the first argument if there is one more than needed, or the default one.
+
+    >>> model_and_files(["smollm2", "notes.txt"], None, "perplexity [MODEL] TEXT")
+    ('smollm2', ['notes.txt'])
+    """
+    from stretto.cli.first_run import default_model
+
+    given = [word for word in words if word is not None]
+    needed = usage.partition("MODEL")[2].strip("]").split()
+    if len(given) == len(needed) + 1 and model is None:
+        return config.read().named(given[0]), given[1:]
+    if len(given) > len(needed) and config.read().named(given[0]) == model:
+        return model, given[1:]
+    if len(given) > len(needed):
+        raise InvalidRequest(
+            f"there is one model, not {given[0]} and {model}: stretto {usage}", param="model", value=model
+        )
+    if len(given) < len(needed):
+        raise InvalidRequest(f"{needed[len(given)]} is missing: stretto {usage}; --help shows more")
+    if model is None and not has_default:
+        raise InvalidRequest(f"MODEL is missing: stretto {usage}; --help shows more", param="model")
+    return model or default_model(), given
+
+
 def checked_model(word: str) -> str:
-    """`word`, which has to be a model since a prompt follows it."""
+    """The model that `word` names, which has to be one since a prompt follows it."""
     from stretto.weights import hub
 
+    word = config.read().named(word)
     try:
         hub.resolve(word, pull=False)
     except ModelError:
@@ -67,7 +98,7 @@ def names_model(word: str) -> bool:
     from stretto.weights import hub
     from stretto.weights.hub.catalogue import CATALOGUE
 
-    if word.startswith("hf:") or word in hub.known() or word in CATALOGUE:
+    if word.startswith("hf:") or word in hub.known() or word in CATALOGUE or word in config.read().aliases:
         return True
     try:
         path = Path(word).expanduser()

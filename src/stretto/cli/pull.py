@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stretto.cli.completion import model_names
+from stretto.cli.options import aliased
 from stretto.errors import InvalidRequest, ModelError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def pull(
             help="A name, hf:org/repo, hf:org/repo:Q4_K_M, hf:org/repo/file.gguf (@revision if you like), "
             "or a link.",
             autocompletion=model_names,
+            callback=aliased,
             show_default=False,
         ),
     ] = None,

@@ -31,9 +31,7 @@ Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="How many thr
 def quantize(
     source: Annotated[str, typer.Argument(metavar="IN", help="A GGUF file, or a model that is here.")],
     target: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="The file to write.")],
-    mix: Annotated[
-        str, typer.Argument(metavar="MIX", help="q4_k_m, q6_k, q8_0, … (docs/reference/mixes.md).")
-    ],
+    mix: Annotated[str, typer.Argument(metavar="MIX", help="q4_k_m, q6_k, q8_0, … (stretto docs mixes).")],
     imatrix: Imatrix = None,
     tensor_type: TensorTypes = None,
     pure: Pure = False,

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from stretto.cli.images import show_images
-from stretto.cli.task_files import AsJson, Device, Draw, Files, Threads
+from stretto.cli.task_files import AsJson, Device, Draw, Files, Threads, model_option
 
 
 def read(
     files: Files,
-    model: Annotated[str, typer.Option("--model", "-m", help="A model that can read.")] = "ppocr",
+    model: Annotated[str, model_option("A model that can read.")] = "ppocr",
     draw: Draw = None,
     as_json: AsJson = False,
     device: Device = "auto",

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from stretto.cli.task_files import AsJson, Device, Threads, opened, texts_of
+from stretto.cli.task_files import AsJson, Device, Threads, model_option, opened, texts_of
 
 
 def rerank(
@@ -14,7 +14,7 @@ def rerank(
     documents: Annotated[
         list[str] | None, typer.Argument(help="Texts; without them, lines of stdin.")
     ] = None,
-    model: Annotated[str, typer.Option("--model", "-m", help="A model that ranks or embeds.")] = "minilm",
+    model: Annotated[str, model_option("A model that ranks or embeds.")] = "minilm",
     top: Annotated[int | None, typer.Option(min=1, help="Only so many of the best.")] = None,
     as_json: AsJson = False,
     device: Device = "auto",

@@ -28,17 +28,7 @@ def run(
             show_default=False,
         ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="MODEL",
-            help="A name, a path, or hf:org/repo/file.gguf.",
-            show_default=o.DEFAULT_SHOWN,
-            autocompletion=model_names,
-        ),
-    ] = None,
+    model: o.Model = None,
     chat: Annotated[
         bool | None,
         typer.Option(

@@ -9,11 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from stretto.cli import options as o
+from stretto.cli.completion import model_names
 
 
 def score(
-    text: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="The text; without it, or with -, stdin.")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL] TEXT",
+            help="The text, in quotes, and a model before it; without a text, or with -, stdin.",
+            autocompletion=model_names,
+            show_default=False,
+        ),
     ] = None,
     model: o.Model = None,
     adapter: o.Adapter = None,
@@ -26,14 +33,18 @@ def score(
     precision: o.Precision = "standard",
     repack: o.Repack = "auto",
 ) -> None:
-    """Show how probable each token of a text is, given those before it, and the text's perplexity."""
+    """Show how probable each token of a text is, given those before it, and the text's perplexity.
+
+    One argument is the text, unless it is the name or path of a model; two are model and text.
+    """
     from stretto.cli.adapters import load_adapters
     from stretto.cli.first_run import default_model
     from stretto.cli.generation import note, open_llm
     from stretto.cli.output import clean, print_json
     from stretto.cli.perplexity import check_generates
-    from stretto.cli.prompts import prompt_text
+    from stretto.cli.prompts import model_and_prompt, prompt_text
 
+    model, text = model_and_prompt(words or [], model)
     content = prompt_text(text)
     model = model or default_model()
     with open_llm(

@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from stretto.cli.images import show_images
-from stretto.cli.task_files import AsJson, Device, Draw, Files, Threads
+from stretto.cli.task_files import AsJson, Device, Draw, Files, Threads, model_option
 
 
 def segment(
     files: Files,
-    model: Annotated[str, typer.Option("--model", "-m", help="A model that can segment.")] = "u2net",
+    model: Annotated[str, model_option("A model that can segment.")] = "u2net",
     draw: Draw = None,
     cut_out: Annotated[
         str | None,

@@ -247,7 +247,7 @@ def serve(
         raise StrettoError(
             f"{error.name} is missing; the server needs: pip install 'stretto[server]'"
         ) from None
-    named = [*(models or ()), *(model or ())] or [default_model()]
+    named = [o.served(one) for one in (*(models or ()), *(model or ()))] or [default_model()]
     entries = tuple(ModelEntry.parse(text) for text in named)
     entries = with_adapters(ModelEntry.with_vision(entries, vision or ()), adapter or ())
     entries = ModelEntry.with_templates(entries, chat_template or ())

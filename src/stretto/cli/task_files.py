@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stretto.cli.completion import model_names
+from stretto.cli.options import aliased, configured_threads
 from stretto.cli.output import clean, console
 from stretto.errors import InvalidRequest, StrettoError
 
@@ -26,8 +28,18 @@ Draw = Annotated[
     str | None,
     typer.Option("--draw", metavar="OUT", help="Draw the result: a file, or a folder for several inputs."),
 ]
-Threads = Annotated[int | None, typer.Option(help="How many threads (default: as suits the machine).")]
+Threads = Annotated[
+    int | None,
+    typer.Option(help="How many threads (default: as suits the machine).", callback=configured_threads),
+]
 Device = Annotated[str, typer.Option(help="What to run it on: auto, cpu, cuda …")]
+
+
+def model_option(help_text: str) -> Any:
+    """The option for a model of some kind."""
+    return typer.Option(
+        "--model", "-m", metavar="MODEL", help=help_text, autocompletion=model_names, callback=aliased
+    )
 
 
 @contextmanager

@@ -7,14 +7,24 @@ from typing import Annotated
 
 import typer
 
+from stretto.cli import options as o
+from stretto.cli.completion import model_names
 from stretto.errors import InvalidRequest
 
 _COLOURS = ("black on cyan", "black on yellow", "black on green", "black on magenta")
 
 
 def tokenize(
-    model: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A GGUF file, or a model that is here.")],
-    text: Annotated[str | None, typer.Argument(help="The text; without it, or with -, stdin.")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL] TEXT",
+            help="The text, in quotes, and a model before it; without a text, or with -, stdin.",
+            autocompletion=model_names,
+            show_default=False,
+        ),
+    ] = None,
+    model: o.Model = None,
     special: Annotated[
         bool, typer.Option("--special", help="Parse special tokens, and add those the model asks for.")
     ] = False,
@@ -22,18 +32,26 @@ def tokenize(
 ) -> None:
     """Show the tokens of a text: their ids, and their pieces as the vocabulary spells them.
 
-    In a terminal the text itself comes first, coloured by token.
+    In a terminal the text itself comes first, coloured by token. One argument is the text, unless it is the
+    name or path of a model; two are model and text.
     """
+    from stretto.cli.first_run import default_model
     from stretto.cli.output import clean, console, print_json
+    from stretto.cli.prompts import model_and_prompt
+    from stretto.cli.pull import pull_missing
 
     # Only the tokenizer is read: loading the model would take longer.
     from stretto.text.loading import load_tokenizer_of
     from stretto.weights import hub
     from stretto.weights.folder import open_weights
 
+    model, text = model_and_prompt(words or [], model)
+    content = _text(text)
+    if model is None:  # one that is named is not fetched for its vocabulary alone
+        pull_missing(model := default_model())
     with open_weights(hub.resolve(model, pull=False)) as file:
         tokenizer = load_tokenizer_of(file)
-    ids = tokenizer.encode(_text(text), special=special)
+    ids = tokenizer.encode(content, special=special)
     pieces = [tokenizer.piece(token) for token in ids]
     if as_json:
         print_json({"count": len(ids), "ids": ids, "pieces": pieces})
@@ -54,7 +72,7 @@ def tokenize(
         line = Text(f"{token:>{width}}  ")
         line.append(clean(piece), style=_COLOURS[index % len(_COLOURS)])
         screen.print(line, soft_wrap=True)
-    print(f"{len(ids)} tokens", file=sys.stderr)
+    print(f"{len(ids)} token{'' if len(ids) == 1 else 's'}", file=sys.stderr)
 
 
 def _text(argument: str | None) -> str:

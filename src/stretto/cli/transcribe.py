@@ -14,6 +14,7 @@ from stretto.cli.task_files import (
     Files,
     Threads,
     files_of,
+    model_option,
     opened,
     run_all,
     source_of,
@@ -22,7 +23,7 @@ from stretto.cli.task_files import (
 
 def transcribe(
     files: Files,
-    model: Annotated[str, typer.Option("--model", "-m", help="A model that can transcribe.")] = "moonshine",
+    model: Annotated[str, model_option("A model that can transcribe.")] = "moonshine",
     form: Annotated[
         Literal["text", "times", "srt", "vtt"],
         typer.Option("--format", help="The text alone, with times, or subtitles."),

@@ -1,4 +1,4 @@
-"""Replicas of the server on Ray Serve: one engine a replica, behind one address (docs/how-to/replicas.md).
+"""Replicas of the server on Ray Serve: one engine each, behind one address (stretto docs how-to/replicas).
 
 Nothing here imports Ray until it is used; it comes with the extra `ray`. `stretto.deploy.application:build`
 is what a YAML file for `serve deploy` names, `stretto.deploy.cluster` is behind `stretto deploy`.

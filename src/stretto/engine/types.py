@@ -123,7 +123,7 @@ class Result:
     chose by: the mean log-probability of the tokens sampled, or the score of the hypothesis; it is there with
     `logprobs=n` too, and None otherwise. `tool_calls` are
     those found in the answer of a chat with tools; `text` is then the rest of the answer. `reasoning` is what
-    the model thought before it answered, where that is told apart (docs/reference/chat.md): `text` is then
+    the model thought before it answered, where that is told apart (stretto docs chat): `text` is then
     the answer alone, which starts at `tokens[answer_start]` (with `continues` perhaps before them: negative).
     """
 

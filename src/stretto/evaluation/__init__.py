@@ -3,7 +3,7 @@
     from stretto.evaluation import perplexity
     perplexity(llm, text).perplexity.value
 
-For `stretto perplexity` and `stretto eval`, and for programs of your own (docs/how-to/evaluation.md).
+For `stretto perplexity` and `stretto eval`, and for programs of your own (stretto docs evaluation).
 """
 
 from stretto.evaluation.choices import ChoiceReport, Question, multiple_choice, read_questions

@@ -1,4 +1,4 @@
-"""Export of models to other formats, from their specs and weights: ONNX (docs/how-to/export.md).
+"""Export of models to other formats, from their specs and weights: ONNX (stretto docs how-to/export).
 
     from stretto.export import export_onnx
 

@@ -106,7 +106,7 @@ def genai_config(spec: ModelSpec, tokenizer: Tokenizer, shared: bool) -> Documen
     ids, kind = special_ids(tokenizer), model_type(spec)
     pad = ids["pad_token_id"]
     decoder = {
-        # KleidiAI, on by default on ARM, is less accurate (docs/how-to/export.md).
+        # KleidiAI, on by default on ARM, is less accurate (stretto docs how-to/export).
         "session_options": {
             "log_id": "onnxruntime-genai",
             "mlas.disable_kleidiai": "1",

@@ -59,7 +59,7 @@ def export_onnx(
     replace: bool = False,
     progress: Progress | None = None,
 ) -> Exported:
-    """Write the model of a GGUF file as an ONNX folder (docs/how-to/export.md).
+    """Write the model of a GGUF file as an ONNX folder (stretto docs how-to/export).
 
     `context` is the longest text that the graph takes; the default is the model's own, 32,768 at most.
     `external_data` puts weights into a file beside the graph; the default is to do so from 1.5 GB on.

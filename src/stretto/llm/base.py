@@ -32,7 +32,7 @@ class EngineModel(Verbs):
 
     @property
     def metrics(self) -> Metrics:
-        """Counters and times of the engine (docs/reference/metrics.md)."""
+        """Counters and times of the engine (stretto docs metrics)."""
         metrics = self._engine.metrics
         metrics.threads = self.backend.active_threads
         if (slots := self._engine.runner.slots) is not None:

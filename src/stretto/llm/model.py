@@ -180,7 +180,7 @@ class LLM(Texts, Scoring, EngineModel):
     def parallel(
         self, prompt: Any, options: Options | None = None, *, stream: bool = False, **keywords: Any
     ) -> ParallelText | list[ParallelText] | ParallelStream:
-        """Keep every token that is probable enough, several at one position (docs/explanation/parallel.md).
+        """Keep every probable token, several at one position (stretto docs explanation/parallel).
 
         A prompt is text, token ids, or a sequence, from a fork of which the run goes on; a list of them is
         run in one batch. With `stream=True` steps come one by one.
@@ -308,7 +308,7 @@ class LLM(Texts, Scoring, EngineModel):
         return self._engine.runner.adapters
 
     def load_adapter(self, name: str, path: str | os.PathLike[str]) -> AdapterInfo:
-        """Load a LoRA adapter, a GGUF file or PEFT folder, for requests by name (docs/how-to/adapters.md).
+        """Load a LoRA adapter, a GGUF file or PEFT folder, for requests by name (stretto docs adapters).
 
         One of another model, or one that changes what adapters cannot change, raises `ModelError`.
 

@@ -269,8 +269,8 @@ class Texts:
 
         A `Sequence` that holds a conversation up to where the answer begins (`chat_prompt`) is continued.
         With `tools` the model may call functions, or has to (`tool_choice`: "auto", "none", "required" or a
-        function); the result has its `tool_calls` (docs/how-to/tools.md). `template` has arguments for
-        the chat template. The reasoning of a model that thinks is told apart (docs/reference/chat.md): the
+        function); the result has its `tool_calls` (stretto docs how-to/tools). `template` has arguments for
+        the chat template. The reasoning of a model that thinks is told apart (stretto docs chat): the
         result's `text` is the answer alone and `reasoning` the rest, unless `reasoning=False` asks for the
         text as it is.
 

@@ -124,13 +124,13 @@ CONTROL = (
         "list of functions",
         (),
         "Functions of (logits, tokens) that run before each token and may change the logits in place "
-        "(docs/reference/control.md).",
+        "(stretto docs control).",
     ),
     Option(
         "grammar",
         "Grammar | dict | None",
         None,
-        "What the text must look like: a JSON schema, or a stretto.Grammar (docs/reference/grammars.md).",
+        "What the text must look like: a JSON schema, or a stretto.Grammar (stretto docs grammars).",
     ),
     Option(
         "callback", "function | None", None, "Called with each Token; returning False ends the generation."
@@ -181,19 +181,19 @@ CONTEXT = (
         "draft_branches",
         "int",
         1,
-        "Draft up to so many continuations, verified as a tree in one pass (docs/explanation/drafts.md).",
+        "Draft up to so many continuations, verified as a tree in one pass (stretto docs drafts).",
     ),
     Option(
         "reasoning",
         "bool",
         False,
-        "Tell the model's reasoning apart from its answer (docs/reference/chat.md); chat does so by default.",
+        "Tell the model's reasoning apart from its answer (stretto docs chat); chat does so by default.",
     ),
     Option(
         "adapter",
         "str | Mapping[str, float] | None",
         None,
-        "A loaded adapter by name, or names with a scale for each (docs/how-to/adapters.md); None for no "
+        "A loaded adapter by name, or names with a scale for each (stretto docs adapters); None for no "
         "adapter.",
     ),
     Option(

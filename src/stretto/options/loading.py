@@ -9,7 +9,7 @@ LOAD = (
         "backend",
         "str",
         "auto",
-        'What runs the model; "auto" takes the fastest that can (docs/explanation/routing.md), and llm.route '
+        'What runs the model; "auto" takes the fastest that can (stretto docs routing), and llm.route '
         "says what was chosen, what else was possible, and why not.",
     ),
     Option("device", "str", "auto", 'Where it runs: "cpu", "cuda" …; "auto" chooses by measurement.'),
@@ -19,21 +19,20 @@ LOAD = (
         'int | "auto"',
         8192,
         'Size of the KV cache in tokens, shared by all sequences, and so the longest context; "auto" takes '
-        "what is free on a GPU (docs/reference/cuda.md), and 8,192 on a CPU.",
+        "what is free on a GPU (stretto docs cuda), and 8,192 on a CPU.",
     ),
     Option(
         "kv",
         '"f16" | "q8" | "f32" | "bf16" | "fp8"',
         "f16",
         'Type of the KV cache; "q8" halves its memory, "f32" doubles it and rounds nothing; "bf16" and "fp8" '
-        "are for GPUs (docs/reference/cuda.md).",
+        "are for GPUs (stretto docs cuda).",
     ),
     Option(
         "precision",
         '"standard" | "high"',
         "standard",
-        'Activations in 8 bits; "high": in 16, nearer to the weights, and slower '
-        "(docs/explanation/precision.md).",
+        'Activations in 8 bits; "high": in 16, nearer to the weights, and slower (stretto docs precision).',
     ),
     Option(
         "repack",
@@ -49,7 +48,7 @@ LOAD = (
         "quantize",
         "str | None",
         None,
-        'Quantise the weights while they are loaded, such as "q4_k" (docs/reference/mixes.md has the names), '
+        'Quantise the weights while they are loaded, such as "q4_k" (stretto docs mixes has the names), '
         "for a file or folder in F16, BF16 or F32; the file stays as it is.",
     ),
     Option(
@@ -72,7 +71,7 @@ LOAD = (
         "Limits | None",
         None,
         "A stretto.Limits: how many requests may run and wait, how long a step may take, how many bytes the "
-        "checkpoints of recurrent layers may take (docs/explanation/cache.md).",
+        "checkpoints of recurrent layers may take (stretto docs cache).",
     ),
     Option("vision", "path | None", None, "The mmproj file that lets the model see images."),
     Option(

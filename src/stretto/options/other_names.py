@@ -85,7 +85,7 @@ SAME = {
 }
 OURS = {other: ours for ours, others in SAME.items() for other in others}
 
-_HOOK = "a hook can do it: it gets the logits (docs/reference/control.md)"
+_HOOK = "a hook can do it: it gets the logits (stretto docs control)"
 _GPU = 'device="cuda" runs the whole model on a GPU, device="cpu" none of it'
 _FILE = "the model's file says it"
 _PROMPT = 'a prompt with images is a tuple: ("What is this?", stretto.Image.open("cat.jpg"))'
@@ -135,7 +135,7 @@ ADVICE = {
     "bad_words": "logit_bias={token: -inf} excludes tokens",
     "bad_words_ids": "logit_bias={token: -inf} excludes tokens",
     "suppress_tokens": "logit_bias={token: -inf} excludes tokens",
-    "allowed_token_ids": "a grammar or a hook allows certain tokens only (docs/reference/control.md)",
+    "allowed_token_ids": "a grammar or a hook allows certain tokens only (stretto docs control)",
     "forced_bos_token_id": "hooks=[stretto.hooks.Force(…)] forces tokens",
     "guidance_scale": "hooks=[stretto.hooks.Guidance(…)] does this",
     "negative_prompt_ids": "hooks=[stretto.hooks.Guidance(…)] does this",

@@ -1,4 +1,4 @@
-"""Options of `llm.parallel`, which keeps several tokens at one position (docs/explanation/parallel.md)."""
+"""Options of `llm.parallel`, which keeps several tokens at a position (stretto docs explanation/parallel)."""
 
 from __future__ import annotations
 

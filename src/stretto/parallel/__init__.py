@@ -3,7 +3,7 @@
     run = llm.parallel("My favourite colour is", max_tokens=20)
     print(run.brackets)                     # blue[./,] and I['m/'ve] been tasked with …
 
-docs/explanation/parallel.md says what that means exactly.
+stretto docs explanation/parallel says what that means exactly.
 """
 
 from stretto.parallel.options import ParallelOptions, ParallelParams, parallel_params

@@ -2,7 +2,7 @@
 
 The best step counts, because other load can only make one slower. Distances are of log-probabilities, as
 expected by the more exact backend: engines with 8-bit activations are 0.05 to 0.08 from exact, a kernel with
-coarser ones is farther (docs/explanation/routing.md).
+coarser ones is farther (stretto docs routing).
 """
 
 from __future__ import annotations

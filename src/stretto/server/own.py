@@ -55,7 +55,7 @@ class ScoreRequest(Body):
 
 
 class ParallelRequest(Body):
-    """`POST /stretto/parallel`: several tokens at one position (docs/explanation/parallel.md)."""
+    """`POST /stretto/parallel`: several tokens at one position (stretto docs explanation/parallel)."""
 
     model: Name
     prompt: Text | Tokens

@@ -95,7 +95,7 @@ class Grammar:
 
     @classmethod
     def lark(cls, text: str) -> Grammar:
-        """A text of a context-free grammar, written as for Lark (docs/reference/grammars.md: what differs).
+        """A text of a context-free grammar, written as for Lark (stretto docs grammars: what differs).
 
         >>> Grammar.lark('start: "a" start | "b"').kind
         'lark'

@@ -20,7 +20,7 @@
     scores = "logits"
     activation = "softmax"               # none, softmax, sigmoid
 
-docs/reference/recipes.md lists all fields. A recipe is as little trusted as a model: it has a limited
+stretto docs reference/recipes lists all fields. A recipe is as little trusted as a model: it has a limited
 size, every field is checked, unknown ones are refused, and paths in it may not leave its folder.
 """
 

@@ -74,8 +74,8 @@ def _needed(path: Path, session: OnnxSession) -> str:
     ]
     return (
         f"follows no convention that is known (inputs: {ends[0]:.300}; outputs: {ends[1]:.300}); write a "
-        f"recipe {path.with_suffix('.toml').name} beside it (docs/how-to/tasks/recipes.md), for example:\n"
-        f"{EXAMPLE}"
+        f"recipe {path.with_suffix('.toml').name} beside it (stretto docs how-to/tasks/recipes), for example:"
+        f"\n{EXAMPLE}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The chat in the terminal: `stretto chat` (docs/reference/terminal.md).
+"""The chat in the terminal: `stretto chat` (stretto docs terminal).
 
 answers.py      one answer, and its tokens            repeats.py       answers that repeat themselves
 session.py      `Chat`: a conversation with a model   pictures.py      images by path in a line

@@ -4,7 +4,7 @@
     file.inputs, file.outputs, file.metadata, file.operators
 
 The file is mapped and its structure is read by a small bounded parser (wire.py says why); tensors are only
-compared with the bytes that are there. docs/reference/onnx.md lists what is refused.
+compared with the bytes that are there. stretto docs onnx lists what is refused.
 """
 
 from __future__ import annotations
