@@ -35,8 +35,8 @@ def mock(text=HELLO, seconds=0.0, **options):
 
 
 def endless(seconds=0.005, **options):
-    """An opener of models that never stop by themselves."""
-    return mock(lambda seen: 97 + len(seen) % 26, seconds, **options)
+    """An opener of models that never stop by themselves, and do not repeat themselves."""
+    return mock(lambda seen: 97 + (len(seen) + len(seen) // 26) % 26, seconds, **options)
 
 
 class Running:

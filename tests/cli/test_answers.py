@@ -1,9 +1,7 @@
 """Answers with their tokens: continued from any of them, cached, stopped when they repeat themselves."""
 
-import pytest
-
 from stretto.cli.chatting.answers import exact_prompt, generate
-from stretto.cli.chatting.repeats import MAX_PERIOD, MIN_COPIES, MIN_TOKENS, RepeatGuard
+from stretto.engine.repeats import MIN_TOKENS
 from stretto.testing import mock_llm
 from thinking import KINDS, make
 
@@ -26,33 +24,12 @@ class Log:
         self.text += "|"
 
 
-def repeats_at(tokens):
-    """After how many tokens a text is found to repeat itself; None if it is not."""
-    guard = RepeatGuard()
-    return next((n for n, token in enumerate(tokens, 1) if guard.push(token)), None)
-
-
-@pytest.mark.parametrize("period", [1, 2, 7, 19, 20, 21, 100, MAX_PERIOD])
-def test_a_text_repeats_itself_with_the_last_of_enough_copies(period):
-    before, block = [-7, -8], list(range(period))
-    copies = max(MIN_COPIES, -(-MIN_TOKENS // period))
-    assert repeats_at(before + block * 100) == len(before) + copies * period
-
-
-def test_what_is_not_repeated_often_enough_is_left_alone():
-    assert repeats_at(list(range(1000))) is None
-    assert repeats_at([1] * (MIN_TOKENS - 1) + [2]) is None
-    assert repeats_at([*range(100)] * (MIN_COPIES - 1)) is None
-    assert repeats_at([*range(MAX_PERIOD + 1)] * 10) is None
-    assert repeats_at([token for n in range(200) for token in (1, 2, 3, n)]) is None
-
-
 def test_an_answer_that_repeats_itself_is_stopped_unless_it_may():
     def script(seen):
-        return 257 if len(seen) > 300 else ord("ab"[len(seen) % 2])
+        return 257 if len(seen) > 600 else ord("ab"[len(seen) % 2])
 
     answer = generate(mock_llm(script), [1, 2], GREEDY, Log())
-    assert (answer.ending, answer.text) == ("repeats", "ab" * (MIN_TOKENS // 2))
+    assert (answer.ending, answer.text) == ("repetition", "ab" * (MIN_TOKENS // 2))
     assert "repeats itself" in str(answer)
     assert generate(mock_llm(script), [1, 2], GREEDY, Log(), guard=False).ending == "stop"
 

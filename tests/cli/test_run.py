@@ -261,7 +261,7 @@ def test_defaults_are_those_of_the_library(command):
     ("arguments", "message"),
     [
         (("Hi", "--temperature", "-1"), "temperature must be a number from 0"),
-        (("Hi", "--max-tokens", "0"), "max_tokens must be an integer from 1"),
+        (("Hi", "--max-tokens", "-1"), "max_tokens must be an integer from 1"),
         (("Hi", "--top-p", "0"), "top_p"),
         (("Hi", "--seed", "-1"), "seed"),
         (("Hi", "--timeout", "0"), "timeout"),
@@ -389,3 +389,34 @@ def test_make_chat_passes_the_prompt_as_it_is(tmp_path, prompt):
     assert (done.returncode, done.stderr) == (0, "")
     asked = "<run><--model><a b$c>" + prompt + "\n"
     assert done.stdout == (asked if prompt else "<chat><--model><a b$c>")
+
+
+LOOP = "la femme de "
+
+
+def looping(**options):
+    return mock_llm(lambda seen: ord(LOOP[len(seen) % len(LOOP)]), cells=8192, context_length=8192, **options)
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",), ("--stats",)], ids=str)
+def test_an_answer_that_repeats_itself_is_stopped_and_says_so_once(ask, flags):
+    code, output, errors = ask("Hi", "--temperature", 0, *flags, llm=looping())
+    text = json.loads(output)["text"] if flags == ("--json",) else output.rstrip("\n")
+    assert (code, len(text)) == (0, 400)
+    assert errors.count("stopped because it repeats itself (--no-repeat-guard") == 1
+    if flags == ("--json",):
+        assert json.loads(output)["finish_reason"] == "repetition"
+
+
+@pytest.mark.parametrize(("flags", "n"), [((), 1024), (("-n", 0), 2048), (("-n", 1100), 1100)], ids=str)
+def test_an_answer_ends_at_1024_tokens_and_says_how_to_go_on(ask, flags, n):
+    llm = mock_llm(lambda seen: 97 + (len(seen) + len(seen) // 26) % 26, cells=2048, context_length=2048)
+    code, output, errors = ask("?", "--raw", *flags, "--temperature", 0, llm=llm)
+    assert (code, len(output.rstrip("\n"))) == (0, n)
+    told = "cut at 1,024 tokens; -n 4096 for more, -n 0 for all that the context holds\n"
+    assert errors == (told if n == 1024 else "")
+
+
+def test_the_guard_can_be_turned_off(ask):
+    _, output, errors = ask("Hi", "--no-repeat-guard", "-n", 700, "--temperature", 0, llm=looping())
+    assert (len(output.rstrip("\n")), errors) == (700, "")

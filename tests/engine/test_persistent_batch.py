@@ -294,3 +294,14 @@ def test_parked_texts_make_room_for_the_batch(both):
     ]
     assert len(llm.backend.sampled) == n_sampled + 59
     llm.cells.check()
+
+
+def test_the_repeat_guard_ends_texts_at_the_same_token(both):
+    llm, plain = both
+    prompts = [[65], [66, 66], [67] * 30]
+    found = llm.generate(prompts, temperature=0, repeat_guard=True)
+    assert llm.backend.sampled
+    assert [one.finish_reason for one in found] == ["repetition"] * 3
+    expected = [plain.generate(prompt, temperature=0, repeat_guard=True) for prompt in prompts]
+    assert [one.tokens for one in found] == [one.tokens for one in expected]
+    assert llm.cache.stats().held == 0

@@ -21,13 +21,6 @@ def chat(
     load: Annotated[
         Path | None, typer.Option("--load", metavar="FILE", help="Take up a chat that /save has written.")
     ] = None,
-    repeat_guard: Annotated[
-        bool,
-        typer.Option(
-            "--repeat-guard/--no-repeat-guard",
-            help="Stop an answer that ends with 4 copies of the same tokens, 80 or more in all.",
-        ),
-    ] = True,
     template_arg: o.TemplateArg = None,
     reasoning: o.Reasoning = None,
     stats: o.Stats = None,
@@ -36,9 +29,10 @@ def chat(
     top_p: o.TopP = None,
     min_p: o.MinP = None,
     seed: o.Seed = None,
-    max_tokens: o.MaxTokens = None,
+    max_tokens: o.MaxTokens = 0,
     stop: o.Stop = None,
     timeout: o.Timeout = None,
+    repeat_guard: o.RepeatGuard = True,
     cells: o.Cells = 8192,
     backend: o.Backend = "auto",
     device: o.Device = "auto",
@@ -67,7 +61,7 @@ def chat(
     settings: dict[str, Any] = {
         **o.named(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p),
         "seed": seed,
-        "max_tokens": max_tokens,
+        "max_tokens": max_tokens or None,
         "stop": stop or (),
         "timeout": timeout,
     }

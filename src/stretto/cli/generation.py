@@ -27,10 +27,16 @@ _HARMLESS = frozenset("\n\t\u200c\u200d")
 
 _NOTHING = {
     "length": "no answer within the limit of tokens",
+    "repetition": "no answer: the reasoning repeats itself",
     "timeout": "no answer before the timeout",
     "cancelled": "stopped before there was an answer",
 }
-ENDS = {"length": "cut at the limit", "timeout": "cut by the timeout", "cancelled": "stopped"}
+ENDS = {
+    "length": "cut at the limit",
+    "repetition": "stopped because it repeats itself (--no-repeat-guard lets it)",
+    "timeout": "cut by the timeout",
+    "cancelled": "stopped",
+}
 
 
 def speed(n_tokens: int, tokens_per_second: float, first_token: float) -> list[str]:

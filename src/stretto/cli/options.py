@@ -142,12 +142,22 @@ FrequencyPenalty = Annotated[
     ),
 ]
 
+RUN_TOKENS = 1024  # of an answer of `stretto run`, unless another limit is given
+
 MaxTokens = Annotated[
-    int | None,
+    int,
     typer.Option(
         "--max-tokens",
         "-n",
-        help="At most so many tokens (default: to the end of the context).",
+        help="At most so many tokens; 0: to the end of the context.",
+        rich_help_panel=_LIMITS,
+    ),
+]
+RepeatGuard = Annotated[
+    bool,
+    typer.Option(
+        "--repeat-guard/--no-repeat-guard",
+        help="Stop an answer whose last 400 tokens or more are one passage, four times at least.",
         rich_help_panel=_LIMITS,
     ),
 ]

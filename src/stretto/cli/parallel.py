@@ -64,7 +64,7 @@ def parallel(
     temperature: Temperature = 1.0,
     delay: Delay = 16,
     paths: Paths = 0,
-    max_tokens: o.MaxTokens = None,
+    max_tokens: o.MaxTokens = 0,
     stop: o.Stop = None,
     timeout: o.Timeout = None,
     explore: Annotated[
@@ -99,7 +99,7 @@ def parallel(
         "prune_after": prune_after,
         "temperature": temperature,
         "delay": delay,
-        "max_tokens": max_tokens,
+        "max_tokens": max_tokens or None,
         "stop": stop or (),
         "timeout": timeout,
     }

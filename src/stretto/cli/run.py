@@ -60,9 +60,10 @@ def run(
     presence_penalty: o.PresencePenalty = None,
     frequency_penalty: o.FrequencyPenalty = None,
     seed: o.Seed = None,
-    max_tokens: o.MaxTokens = None,
+    max_tokens: o.MaxTokens = o.RUN_TOKENS,
     stop: o.Stop = None,
     timeout: o.Timeout = None,
+    repeat_guard: o.RepeatGuard = True,
     cells: o.Cells = 8192,
     kv: o.Kv = "f16",
     draft: o.Draft = None,
@@ -97,7 +98,8 @@ def run(
             frequency_penalty=frequency_penalty,
         ),
         "seed": seed,
-        "max_tokens": max_tokens,
+        "max_tokens": max_tokens or None,
+        "repeat_guard": repeat_guard,
         "stop": stop or (),
         "timeout": timeout,
         "grammar": c.constraint(schema, grammar, regex, choice),
@@ -131,6 +133,16 @@ def run(
         else:
             _say(llm, asked, settings, reasoning, stats)
             first_run_note(model)
+
+
+def _tell_end(reason: str, n_tokens: int) -> None:
+    """Say that the text was ended by a limit that was not asked for, and how to go without it."""
+    from stretto.cli.generation import ENDS, note
+
+    if reason == "repetition":
+        note(ENDS[reason])
+    elif reason == "length" and n_tokens == o.RUN_TOKENS:
+        note(f"cut at {n_tokens:,} tokens; -n {4 * n_tokens} for more, -n 0 for all that the context holds")
 
 
 def _chats(llm: LLM, model: str, wanted: bool | None, needs_template: bool) -> bool:
@@ -167,7 +179,10 @@ def _say(llm: LLM, asked: Any, settings: dict[str, Any], reasoning: bool | None,
     answer = say(llm, asked, settings, show_reasoning=wants_stats(reasoning))
     if answer.nothing:
         note(answer.nothing)
-    if wants_stats(stats):
+    shows_facts = wants_stats(stats)
+    if not (shows_facts and answer.finish_reason == "repetition"):  # the facts say it
+        _tell_end(answer.finish_reason, answer.n_tokens)
+    if shows_facts:
         note(str(answer))
     if stats and (placement := getattr(llm.backend, "placement", None)):
         note(str(placement))
@@ -198,3 +213,4 @@ def _print(llm: LLM, prompt: str | list[int] | Parts, settings: dict[str, Any], 
         "model": model,
     }
     print_json(document)
+    _tell_end(result.finish_reason, result.usage.completion_tokens)

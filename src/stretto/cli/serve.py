@@ -207,6 +207,15 @@ def serve(
             "--remote-images", help="Fetch images from public URLs in requests.", rich_help_panel=_ACCESS
         ),
     ] = False,
+    repeat_guard: Annotated[
+        bool,
+        typer.Option(
+            "--repeat-guard/--no-repeat-guard",
+            help="End texts whose last 400 tokens or more are one passage, four times at least; requests can "
+            "say otherwise (repeat_guard).",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = True,
     max_running: Annotated[
         int, typer.Option(help="Requests that run at once.", rich_help_panel=_LIMITS)
     ] = 64,
@@ -267,6 +276,7 @@ def serve(
         slot_path=slot_save_path,
         defaults=parse_defaults(default or ()),
         template_arguments=parse_arguments(chat_template_kwargs),
+        repeat_guard=repeat_guard,
         memory=None if memory is None else size("--memory", memory),
         checkpoint_bytes=size("--checkpoints", checkpoints),
         cells=cells,

@@ -100,6 +100,7 @@ class DeploySettings(_Fields):
     allow_origins: tuple[str, ...] = Field((), description="origins of web pages that may use it")
     remote_images: bool = Field(False, description="true or false: fetch images from public URLs")
 
+    repeat_guard: bool = Field(True, description="true or false: end texts that repeat themselves")
     max_running: Annotated[int, Field(ge=1, le=65536)] = Field(
         64, description="requests that run at once on one replica"
     )
@@ -175,6 +176,7 @@ class DeploySettings(_Fields):
             backend=self.backend,
             device=device,
             threads=self.threads,
+            repeat_guard=self.repeat_guard,
             max_running=self.max_running,
             max_queue=self.max_queue,
             grace_seconds=self.grace_seconds,

@@ -85,6 +85,7 @@ REFUSALS = (
     Refusal(PARALLEL, "draft", "a set is not one token that could be drafted; leave it out"),
     Refusal(PARALLEL, "draft_branches", "a set is not one token that could be drafted; leave it out"),
     Refusal(PARALLEL, "min_tokens", "use a hook, such as stretto.hooks.Ban"),
+    Refusal(PARALLEL, "repeat_guard", "a run says where it begins to repeat itself (loop); leave it out"),
     Refusal(PARALLEL, "include_stop", "the text of a run ends before its stop string; leave it out"),
     Refusal(PARALLEL, "special", "each member of a set has its id; leave it out"),
     Refusal(PARALLEL, "reasoning", "the text of a run is a path through its sets; read it as it is"),

@@ -89,8 +89,9 @@ class TextOutput(Output[Token]):
 
     @property
     def can_wait(self) -> bool:
-        """Whether tokens may be given out later: nobody looks, and their text decides nothing."""
-        return self.is_read_at_end and not self.has_stops and self._params.callback is None
+        """Whether tokens may be given out later: nobody looks, and only end tokens end the text."""
+        decides = self.has_stops or self._params.repeat_guard
+        return self.is_read_at_end and not decides and self._params.callback is None
 
     @property
     def _is_unwatched(self) -> bool:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from stretto.drafts import Drafter, PromptLookup
 from stretto.engine.adapters import Parts, adapter_parts
 from stretto.engine.combinations import check_combinations
+from stretto.engine.repeats import RepeatGuard
 from stretto.engine.types import Token
 from stretto.errors import InvalidRequest
 from stretto.options.generating import BY_NAME, GENERATE
@@ -54,6 +55,7 @@ class Keywords(SamplingOptions, total=False):
     stop: Stop | Iterable[Stop]
     stop_tokens: Iterable[int]
     ignore_eos: bool
+    repeat_guard: bool
     min_tokens: int
     include_stop: bool
     special: bool
@@ -97,6 +99,7 @@ class RequestParams:
     stop_functions: tuple[Callable[[str], bool], ...] = ()
     stop_tokens: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    repeat_guard: bool = False
     min_tokens: int = 0
     include_stop: bool = False
     special: bool = False
@@ -119,6 +122,11 @@ class RequestParams:
     cache_salt: str | None = None
     continues: int = 0
     scored: bool = False
+
+    @property
+    def new_guard(self) -> RepeatGuard | None:
+        """A repeat guard for a text, if it has one: a text without an end is asked for by `ignore_eos`."""
+        return RepeatGuard() if self.repeat_guard and not self.ignore_eos else None
 
     @property
     def native_hooks(self) -> tuple[NativeHook, ...]:
@@ -198,7 +206,7 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
             value=rest["keep"],
         )
     check_integer("logprobs", rest.get("logprobs", 0), 0, MAX_LOGPROBS)
-    for name in ("ignore_eos", "include_stop", "special", "reasoning", "sampled_logprobs"):
+    for name in ("ignore_eos", "repeat_guard", "include_stop", "special", "reasoning", "sampled_logprobs"):
         if not isinstance(rest.get(name, False), bool):
             raise InvalidRequest(
                 f"{name} must be True or False, not {rest[name]!r}", param=name, value=rest[name]

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-FinishReason = Literal["stop", "length", "timeout", "cancelled"]
+FinishReason = Literal["stop", "length", "repetition", "timeout", "cancelled"]
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,8 @@ class ToolCall:
 class Result:
     """A finished generation.
 
-    `tokens` are those generated, without the end token. `stop_reason` says what stopped it: the stop
+    `tokens` are those generated, without the end token. `finish_reason` is "stop", "length" (a limit),
+    "repetition" (by `repeat_guard`), "timeout" or "cancelled". `stop_reason` says what stopped it: the stop
     string, the id of the end or stop token, "grammar" (nothing more fits), "callback", "stop function",
     "cache full", or None. With
     `logprobs=n`, `logprobs` has an entry for each event of a token. `logprob` is what `best_of` and `beams`

@@ -45,7 +45,15 @@ SECTIONS = (
         "`general.sampling.…`). `seq.step` and `llm.step` take these only.",
         SAMPLING,
     ),
-    ("`generate`, `stream`, `chat`: where the text ends", "", LIMITS),
+    (
+        "`generate`, `stream`, `chat`: where the text ends",
+        "`repeat_guard` is on in `stretto run`, `chat` and `serve`, and off in Python. It looks at every "
+        "16th token, which costs about a microsecond a token. Every loop, batch, draft and stream ends a "
+        "text at the same token, and each text of `n` and each beam has a guard of its own. Neither the "
+        "prompt nor the text that a call continues counts. With a grammar, tokens that the model chose "
+        "count, and forced ones do not.",
+        LIMITS,
+    ),
     ("`generate`, `stream`, `chat`: control", "", CONTROL),
     ("`generate`, `chat`: several texts", "", BRANCHING),
     ("`generate`, `stream`, `chat`: context, drafts, adapters", "", CONTEXT),

@@ -91,6 +91,14 @@ LIMITS = (
     Option("stop_tokens", "list[int]", (), "Token ids that end the text, as the model's end tokens do."),
     Option("ignore_eos", "bool", False, "Continue after the model's end tokens."),
     Option(
+        "repeat_guard",
+        "bool",
+        False,
+        'End a text that repeats itself, with finish_reason "repetition": its last 400 tokens or more are '
+        "one passage of up to 256 tokens, at least four times. Tokens that a grammar forces do not count; no "
+        "text is ended with ignore_eos, or before min_tokens.",
+    ),
+    Option(
         "min_tokens",
         "int",
         0,

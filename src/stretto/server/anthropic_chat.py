@@ -60,6 +60,7 @@ def as_chat(body: CountRequest) -> ChatRequest:
             "temperature": body.temperature,
             "top_p": body.top_p,
             "top_k": body.top_k,
+            "repeat_guard": body.repeat_guard,
             "stop": body.stop_sequences,
             "stream": body.stream,
             "user": body.metadata.user_id if body.metadata is not None else None,

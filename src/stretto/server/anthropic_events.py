@@ -11,7 +11,7 @@ from stretto import Result, Token
 from stretto.engine.types import ToolCall, Usage
 from stretto.server.answer_parts import AnswerParts, Kind, Piece
 from stretto.server.errors import ApiError, body_of, dumps
-from stretto.server.generation import Generation
+from stretto.server.generation import Generation, ended_by
 from stretto.tools.plan import ToolPlan
 
 SIGNATURE = "stretto"  # of reasoning; clients send it back, and some drop blocks without one
@@ -54,7 +54,7 @@ class MessageShape:
         """The reason why it ended."""
         stop = result.stop_reason
         if result.finish_reason != "stop":  # also where whole calls stand before the cut
-            return {"stop_reason": "max_tokens", "stop_sequence": None}
+            return {"stop_reason": "max_tokens", "stop_sequence": None, **ended_by(result)}
         if result.tool_calls:
             return {"stop_reason": "tool_use", "stop_sequence": None}
         if isinstance(stop, str) and stop in self._stops:

@@ -235,6 +235,7 @@ class MessagesRequest(CountRequest):
     temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    repeat_guard: bool | None = None
     metadata: Annotated[Metadata, Field(description=LABEL)] | None = None
     service_tier: Annotated[Literal["auto", "standard_only"], Field(description=NEUTRAL)] | None = None
     inference_geo: Annotated[Text, Field(description=NEUTRAL)] | None = None

@@ -60,6 +60,8 @@ FIELDS = {
     "query": "What the documents should answer.",
     "raw": "The prompt is not put into the chat template.",
     "refusal": "What a model said instead of an answer; part of earlier messages.",
+    "repeat_guard": "End a text that repeats itself: its last 400 tokens or more are one passage, four times "
+    "at least. On by default, unless the operator has turned it off.",
     "repeat_penalty": MEANINGS["repetition_penalty"],
     "role": "Whose message it is.",
     "schema": "A JSON schema.",

@@ -77,7 +77,8 @@ class Generation:
 
     async def start(self, prompts: list[Any], options: dict[str, Any], *, follow: bool = False) -> None:
         """Queue the texts, all or none; with `follow` news come while prompts are computed too."""
-        options = with_defaults(options, self._state.settings.defaults)
+        settings = self._state.settings
+        options = with_defaults(options, {"repeat_guard": settings.repeat_guard, **settings.defaults})
         timeout, left = options.get("timeout"), self.left
         self._has_own_timeout = timeout is not None and timeout < left
         options["timeout"] = min(timeout, left) if timeout is not None else left
@@ -292,6 +293,11 @@ async def gone(receive: Receive) -> None:
     """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def ended_by(result: Result) -> dict[str, str]:
+    """A field of our own for answers whose words for an end know no repetition, which is told as a limit."""
+    return {"ended_by": "repetition"} if result.finish_reason == "repetition" else {}
 
 
 def usage(results: list[Result], n_prompts: int = 1) -> dict[str, Any]:

@@ -9,12 +9,18 @@ from typing import Any
 from stretto import Result, Token
 from stretto.engine.types import PromptStep
 from stretto.server.errors import ApiError, body_of
-from stretto.server.generation import Generation, progress_field
+from stretto.server.generation import Generation, ended_by, progress_field
 from stretto.server.llama_schemas import NativeSampling
 from stretto.server.open_response import event
 from stretto.server.shapes import lowest
 
-STOP_TYPES = {"stop": "eos", "length": "limit", "timeout": "limit", "cancelled": "none"}
+STOP_TYPES = {
+    "stop": "eos",
+    "length": "limit",
+    "repetition": "limit",
+    "timeout": "limit",
+    "cancelled": "none",
+}
 
 
 class NativeShape:
@@ -64,6 +70,7 @@ class NativeShape:
             "truncated": self._is_cut(result),
             "stop_type": "word" if is_word else kind,
             "stopping_word": result.stop_reason if is_word else "",
+            **ended_by(result),
             "tokens_cached": usage.prompt_tokens + usage.completion_tokens,
             "timings": self.generation.timings([result]),
         }

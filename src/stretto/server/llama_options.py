@@ -11,7 +11,8 @@ from stretto.server.settings import RequestLimits
 from stretto.server.structured import named_grammar
 from stretto.text.tokenizer import Tokenizer
 
-SAME = ("temperature", "top_p", "min_p", "stop", "presence_penalty", "frequency_penalty", "ignore_eos")
+SAME_WORDS = "temperature top_p min_p stop presence_penalty frequency_penalty ignore_eos repeat_guard"
+SAME = tuple(SAME_WORDS.split())
 
 
 def native_options(body: NativeSampling, limits: RequestLimits) -> dict[str, Any]:

@@ -76,6 +76,7 @@ class NativeSampling(LlamaSamplers):
     seed: Annotated[int, Field(ge=-1, lt=1 << 64)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
     ignore_eos: bool | None = None
+    repeat_guard: bool | None = None
     stream: bool | None = False
     n_probs: Annotated[int, Field(ge=0, le=20)] | None = Field(
         None, description="Log-probabilities of each token, and of so many alternatives."

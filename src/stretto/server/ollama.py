@@ -18,7 +18,7 @@ from stretto.server.calls import CallWatcher, ollama_calls, tool_plan
 from stretto.server.chat import ollama_prompt
 from stretto.server.embedding import Vectors, embedded
 from stretto.server.errors import ApiError, Json, body_of, dumps, translate
-from stretto.server.generation import Generation, begin, started, unless_gone
+from stretto.server.generation import Generation, begin, ended_by, started, unless_gone
 from stretto.server.go_template import render
 from stretto.server.line_stream import LINES
 from stretto.server.ollama_names import Made
@@ -43,7 +43,7 @@ from stretto.tools.plan import ToolPlan
 
 Fields = Callable[[str, str], dict[str, Any]]  # the fields of a piece: its text, its reasoning
 
-WORDS = {"stop": "stop", "length": "length", "timeout": "timeout", "cancelled": "cancelled"}
+WORDS = {"repetition": "length"} | {word: word for word in ("stop", "length", "timeout", "cancelled")}
 
 router = APIRouter(tags=["Ollama"])
 
@@ -325,6 +325,7 @@ def _end(generation: Generation, result: Result, asked: _Asked) -> dict[str, Any
     return {
         "done": True,
         "done_reason": WORDS[result.finish_reason],
+        **ended_by(result),
         "total_duration": _nanoseconds(spent["total"]),
         "load_duration": _nanoseconds(spent["load"]),
         "prompt_eval_count": result.usage.prompt_tokens,

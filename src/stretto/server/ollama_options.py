@@ -8,7 +8,9 @@ from stretto.server.errors import ApiError
 from stretto.server.ollama_schemas import Options
 
 NAMES = {"repeat_penalty": "repetition_penalty"}
-SAME_WORDS = "temperature top_k top_p min_p repeat_penalty presence_penalty frequency_penalty stop"
+SAME_WORDS = (
+    "temperature top_k top_p min_p repeat_penalty presence_penalty frequency_penalty stop repeat_guard"
+)
 SAME = tuple(SAME_WORDS.split())
 # Options that would change the answer, and the values at which they do not.
 NEUTRAL: dict[str, tuple[float, ...]] = {

@@ -33,6 +33,7 @@ class Options(Body):
     frequency_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
+    repeat_guard: bool | None = None
     repeat_last_n: (
         Annotated[int, Field(ge=-1, lt=1 << 31, description="-1, 0, or without a penalty.")] | None
     ) = None

@@ -19,6 +19,7 @@ SAME = (
     "presence_penalty",
     "frequency_penalty",
     "ignore_eos",
+    "repeat_guard",
     "min_tokens",
     "timeout",
     "stop",

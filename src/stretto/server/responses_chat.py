@@ -59,9 +59,9 @@ def as_chat(body: InputTokensRequest, items: Sequence[AnyItem]) -> ChatRequest:
         "chat_template_kwargs": body.chat_template_kwargs,
     }
     if isinstance(body, ResponseRequest):
-        same = ("temperature", "top_p", "top_k", "min_p", "seed", "stream", "return_progress", "user")
+        same = ("temperature", "top_p", "top_k", "min_p", "repeat_guard", "seed", "stream", "return_progress")
         fields |= {name: getattr(body, name) for name in same}
-        fields |= {"max_tokens": body.max_output_tokens, "logprobs": has_logprobs(body)}
+        fields |= {"user": body.user, "max_tokens": body.max_output_tokens, "logprobs": has_logprobs(body)}
         fields["top_logprobs"] = body.top_logprobs if fields["logprobs"] else None
     return ChatRequest.model_validate(fields)
 

@@ -218,6 +218,7 @@ class ResponseRequest(InputTokensRequest):
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    repeat_guard: bool | None = None
     timings_per_token: bool | None = Field(
         None, description="In streams: timings with every piece of text, and at the end."
     )

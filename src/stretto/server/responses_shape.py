@@ -12,7 +12,7 @@ from stretto import Result, Token
 from stretto.engine.types import PromptStep, ToolCall
 from stretto.server.answer_parts import AnswerParts, Kind, Piece, arguments_of
 from stretto.server.errors import ApiError, dumps
-from stretto.server.generation import Generation, progress_field
+from stretto.server.generation import Generation, ended_by, progress_field
 from stretto.server.responses_chat import has_logprobs
 from stretto.server.responses_schemas import ResponseRequest
 from stretto.server.shapes import ChatShape
@@ -163,7 +163,7 @@ class ResponseShape:
             status_of(result),
             output=builder.items,
             completed_at=int(time.time()),
-            incomplete_details={"reason": "max_output_tokens"} if cut else None,
+            incomplete_details={"reason": "max_output_tokens", **ended_by(result)} if cut else None,
             usage=_usage(result),
             timings=self.generation.timings([result]),
         )

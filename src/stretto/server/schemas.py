@@ -98,6 +98,7 @@ class Sampling(VllmSampling):
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
     ignore_eos: bool | None = None
+    repeat_guard: bool | None = None
     return_token_ids: (
         Annotated[bool, Field(description="Ids of tokens too: of prompt, text and alternatives.")] | None
     ) = None

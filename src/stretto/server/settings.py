@@ -138,6 +138,7 @@ class Settings:
     remote_images: bool = False
     slot_path: Path | None = None  # where llama-server's clients save texts
     defaults: Mapping[str, Any] = field(default_factory=dict)  # options of requests that do not say them
+    repeat_guard: bool = True  # for requests that do not say; see `stretto.engine.repeats`
     template_arguments: Mapping[str, Any] = field(default_factory=dict)  # of templates that read them
     memory: int | None = None
     cells: int | str = 8192  # "auto": what is free on a GPU

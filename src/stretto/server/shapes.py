@@ -15,7 +15,7 @@ from stretto.tools.plan import ToolPlan
 
 FINGERPRINT = f"stretto-{__version__}"
 LOWEST = -9999.0  # stands for −∞, which JSON does not have
-REASONS = {"stop": "stop", "length": "length", "timeout": "length", "cancelled": "length"}
+REASONS = {"stop": "stop"} | dict.fromkeys(("length", "repetition", "timeout", "cancelled"), "length")
 
 REASONING = ("reasoning_content", "reasoning")  # DeepSeek's and llama-server's name; vLLM's and OpenRouter's
 
@@ -382,5 +382,5 @@ def lowest(logprob: float | None) -> float:
 
 
 def stop_reason(result: Result) -> str | int | None:
-    """The reason for the stop: a stop string, the id of a token, "timeout" …"""
-    return "timeout" if result.finish_reason == "timeout" else result.stop_reason
+    """The reason for the stop: a stop string, the id of a token, "repetition", "timeout" …"""
+    return result.finish_reason if result.finish_reason in ("repetition", "timeout") else result.stop_reason

@@ -7,14 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from stretto.cli import generation
-from stretto.cli.chatting.repeats import RepeatGuard
 
 if TYPE_CHECKING:
     from stretto.llm import LLM
 
 N_ALTERNATIVES = 5  # of each token, for /tokens
-
-ENDS = {**generation.ENDS, "repeats": "stopped because it repeats itself (--no-repeat-guard lets it)"}
 
 
 class Screen(Protocol):
@@ -43,7 +40,7 @@ class Answer:
 
     prompt: tuple[int, ...]
     pieces: tuple[Piece, ...]
-    ending: str  # a finish reason, or "repeats"
+    ending: str  # its finish reason
     n_prompt: int = 0  # tokens before the first new one
     n_cached: int = 0  # of them in the cache already
     first_token: float = 0.0  # seconds
@@ -83,8 +80,8 @@ class Answer:
         facts = generation.speed(len(self.tokens), self.tokens_per_second, self.first_token)
         if self.n_cached:
             facts.append(f"{self.n_cached:,} of {self.n_prompt:,} prompt tokens cached")
-        if self.ending in ENDS:
-            facts.append(ENDS[self.ending])
+        if self.ending in generation.ENDS:
+            facts.append(generation.ENDS[self.ending])
         return ", ".join(facts)
 
 
@@ -105,9 +102,8 @@ def generate(
     """
     pieces: list[Piece] = [] if begun is None else list(begun.pieces)
     start = [piece.token for piece in pieces if piece.token is not None]
-    watch = RepeatGuard() if guard else None
-    repeats = False
     options = {**options, "reasoning": True, "logprobs": N_ALTERNATIVES, "continues": len(start)}
+    options["repeat_guard"] = guard
     if first is not None:
         options["hooks"] = (*options.get("hooks", ()), Forced(first))
     for piece in pieces:
@@ -120,9 +116,7 @@ def generate(
                 token = None if ends else event.id
                 pieces.append(Piece(token, event.text, event.is_reasoning, event.logprob, top))
                 screen.show(event.text, event.is_reasoning)
-                if watch is not None and token is not None and watch.push(token):
-                    repeats = True
-                if repeats or stop():
+                if stop():
                     stream.cancel()
         except KeyboardInterrupt:  # a second Ctrl-C, which did not wait for the token: the others stay
             stream.cancel()
@@ -132,7 +126,7 @@ def generate(
     return Answer(
         prompt=tuple(prompt),
         pieces=tuple(pieces),
-        ending="repeats" if repeats else result.finish_reason,
+        ending=result.finish_reason,
         n_prompt=result.usage.prompt_tokens,
         n_cached=result.usage.cached_tokens,
         first_token=result.timings.first_token,

@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stretto.cli.chatting.answers import ENDS, Answer, Screen, exact_prompt, generate
+from stretto.cli.chatting.answers import Answer, Screen, exact_prompt, generate
 from stretto.cli.chatting.notes import note
 from stretto.cli.chatting.pictures import find_images, with_images
 from stretto.cli.chatting.screen import PlainScreen
 from stretto.cli.conversation import Conversation, Turn, text_of
-from stretto.cli.generation import stopped_by_ctrl_c
+from stretto.cli.generation import ENDS, stopped_by_ctrl_c
 from stretto.cli.output import clean
 from stretto.errors import ContextOverflow, InvalidRequest, Unsupported
 
@@ -142,7 +142,7 @@ class Chat:
         turn = self.conversation.add(question, answer.text, answer.reasoning, answer)
         if self.stats:
             note(str(answer))
-        elif answer.ending in ENDS and self.tells_ends:
+        elif answer.ending == "repetition" or (answer.ending in ENDS and self.tells_ends):
             note(ENDS[answer.ending])
         return turn
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from stretto.engine.output import Ending, TextOutput
 from stretto.engine.params import RequestParams
+from stretto.engine.repeats import RepeatGuard
 from stretto.engine.rows import Row, fetch_rows
 from stretto.engine.runner import Runner
 from stretto.engine.thoughts import Thoughts
@@ -37,16 +38,21 @@ class Hypothesis:
     matcher: StopMatcher
     guide: Constraint | None = None
     thoughts: Thoughts | None = None
+    guard: RepeatGuard | None = None
     tokens: tuple[int, ...] = ()
     logprob: float = 0.0
     text: str = ""
+    repeats: bool = False
 
     def fork(self, track: Track, logprob: float) -> Hypothesis:
         """The same text on another track, for one more token."""
         guide = None if self.guide is None else self.guide.fork()
         thoughts = None if self.thoughts is None else self.thoughts.fork()
+        guard = None if self.guard is None else self.guard.fork()
         detokenizer, matcher = self.detokenizer.fork(), copy(self.matcher)
-        return Hypothesis(track, detokenizer, matcher, guide, thoughts, self.tokens, logprob, self.text)
+        return Hypothesis(
+            track, detokenizer, matcher, guide, thoughts, guard, self.tokens, logprob, self.text
+        )
 
     def push(self, token: int) -> None:
         """Take a token into the text."""
@@ -113,7 +119,9 @@ class BeamDecoder:
         self._width, self._penalty = beam.width, beam.length_penalty
         left = runner.context_length - len(track)
         self._most = left if params.max_tokens is None else min(left, params.max_tokens)
-        first = Hypothesis(track, output.detokenizer, output.matcher, guide, output.thoughts)
+        first = Hypothesis(
+            track, output.detokenizer, output.matcher, guide, output.thoughts, params.new_guard
+        )
         if guide is not None:
             opening = guide.begin()[: self._most]
             track.extend(opening[: left - 1])
@@ -213,6 +221,8 @@ class BeamDecoder:
             child = parent.fork(track, logprob)
             forced = [] if child.guide is None else child.guide.push(token)
             following = [token, *forced][: self._most - len(parent.tokens)]
+            if child.guard is not None:
+                child.repeats = child.guard.push(token)  # forced tokens do not count
             for one in following:
                 child.push(one)
             ending = self._ending_of(child)
@@ -228,7 +238,9 @@ class BeamDecoder:
     def _ending_of(self, one: Hypothesis) -> Ending | None:
         if one.matcher.matched is not None:
             return Ending("stop", one.matcher.matched)
-        return Ending("stop", "grammar") if one.guide is not None and one.guide.done else None
+        if one.guide is not None and one.guide.done:
+            return Ending("stop", "grammar")
+        return Ending("repetition") if one.repeats else None
 
     def _finish(self, one: Hypothesis, length: int, ending: Ending) -> None:
         score = one.logprob / length**self._penalty

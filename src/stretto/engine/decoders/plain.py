@@ -66,6 +66,7 @@ class PlainDecoder(OneTrack):
             self.hooks or sampling.penalizes or sampling.logit_bias
         )
         self.before_end: Callable[[], None] | None = None  # gives out tokens that wait
+        self._guard = params.new_guard
         self._left_out: list[int] = []  # the last token of the text, which is not in the track
         self._check_at = 0  # tokens after which the limits have to be looked at again
         self._opening: list[int] = []  # forced tokens that are computed with the prompt
@@ -216,11 +217,12 @@ class PlainDecoder(OneTrack):
         placed: bool = False,
         complete: bool = False,
         in_track: bool = False,
+        forced: bool = False,
     ) -> None:
         """Make a token part of the text, unless it ends it, and give it out.
 
         `placed`: its cell is filled already; `in_track`: so is its place in the track; `complete`: the
-        grammar allows nothing behind it.
+        grammar allows nothing behind it; `forced`: it allowed nothing else.
         """
         output = self.output
         output.note_token()
@@ -237,6 +239,8 @@ class PlainDecoder(OneTrack):
                 ending = Ending("stop", "grammar")
             elif len(output.tokens) >= self._check_at and self._is_exhausted():
                 ending = Ending("length")
+            elif self._guard is not None and not forced and self._repeats(token):
+                ending = Ending("repetition")
             elif not in_track:
                 self.track.append_sampled(token, placed)
         if ending is not None and not in_track:
@@ -312,9 +316,14 @@ class PlainDecoder(OneTrack):
         certain = tuple(Logprob(one, 0.0 if one == token else -math.inf) for one in given)
         logprob, top = (0.0, certain) if self.params.logprobs else (None, ())
         complete = last and self.guide is not None and self.guide.done
-        self.accept(token, logprob, top, placed, complete, in_track)
+        self.accept(token, logprob, top, placed, complete, in_track, forced=True)
 
     # -- limits --
+
+    def _repeats(self, token: int) -> bool:
+        """Whether the text repeats itself with this token, so that the guard may end it."""
+        assert self._guard is not None
+        return self._guard.push(token) and len(self.output.tokens) >= self.params.min_tokens
 
     def _pace(self) -> None:
         """Say how many pending tokens are a decoding step."""
