@@ -73,7 +73,7 @@ ALLOWED = {
     "verbs": set(),
     "tasks": {"backends.onnx_session", "text", "verbs", "vision", "weights"},
     "hardware": {"weights"},
-    "door": {"engine", "llm", "tasks", "vision"},
+    "door": {"engine", "llm", "tasks", "vision", "weights.hub.bundles"},
     "testing": {"*"},
     "bench": {
         "backends.base",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from inspect import signature
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from stretto import llm
 from stretto.engine import Limits
@@ -18,8 +18,10 @@ from stretto.llm import LLM
 from stretto.options.documenting import documented
 from stretto.options.loading import LOAD
 from stretto.options.refusing import check_model, refusing_unknown
-from stretto.tasks.loading import is_task, load_task
-from stretto.vision.cache import ImageCache
+from stretto.weights.hub.bundles import is_task
+
+if TYPE_CHECKING:
+    from stretto.vision.cache import ImageCache
 
 
 @documented(LOAD)
@@ -68,6 +70,8 @@ def load(
     check_model(model)
     if not is_task(model):
         return llm.load(model, device=device, threads=threads, **cast(Any, options))
+    from stretto.tasks.loading import load_task
+
     usual = signature(llm.load).parameters
     for name, value in options.items():
         if value != usual[name].default and (name, value) != ("backend", "onnx"):

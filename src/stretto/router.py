@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stretto.backends.base import Backend
-from stretto.backends.onnx import open_onnx
 from stretto.backends.registry import (
     BREADTH,
     BUILT_IN,
@@ -28,12 +28,9 @@ from stretto.backends.registry import (
 from stretto.errors import InvalidRequest, ModelError, Unsupported, UnsupportedModel
 from stretto.hardware import cpu_name, free_memory, total_memory, usable_cores
 from stretto.models import ModelSpec, read_spec
-from stretto.models.bare import bare_spec
 from stretto.routing.candidates import Candidate, gguf_candidates, onnx_candidates
 from stretto.routing.decide import Trial, open_best, unmeasured
 from stretto.routing.decide import survey as survey_candidates
-from stretto.routing.head import check_head
-from stretto.routing.images import encoder_bytes, find_encoder, load_vision
 from stretto.routing.probe import TEXT, measure
 from stretto.routing.route import Option, Route
 from stretto.sampling.params import check_integer
@@ -46,15 +43,15 @@ from stretto.text.loading import (
 )
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
-from stretto.vision.cache import ImageCache
-from stretto.vision.vision import Vision
 from stretto.weights import hub
 from stretto.weights.folder import open_weights
 from stretto.weights.gguf import GGUF
 from stretto.weights.mapped import GuardedMap, check_maps, maps_of
-from stretto.weights.onnx import read_onnx
-from stretto.weights.onnx.fingerprint import fingerprint
-from stretto.weights.onnx.folder import OnnxFolder, find_folder, has_other_weights, is_onnx_folder
+
+if TYPE_CHECKING:
+    from stretto.vision.cache import ImageCache
+    from stretto.vision.vision import Vision
+    from stretto.weights.onnx.folder import OnnxFolder
 
 CACHE_TYPES = ("f16", "q8", "f32", "bf16", "fp8")
 GPU_CACHE_TYPES = ("bf16", "fp8")  # that only GPUs have
@@ -110,7 +107,7 @@ def open_model(
     if threads is not None:
         check_integer("threads", threads, 1, 1024)
     n_cells = _check_cells(cells)
-    cache = ImageCache.of(image_cache)
+    cache = None if vision is None and isinstance(image_cache, bool) else _image_cache(image_cache)
     options = BackendOptions(
         pairs[0][1],
         n_cells,
@@ -130,8 +127,11 @@ def open_model(
                 "ONNX folders are used as they are; quantize= is for GGUF files and safetensors"
             )
         return _open_onnx(Path(model).expanduser(), options, vision)
-    mmproj = None if vision is None else find_encoder(vision)
-    if mmproj is not None:
+    mmproj = None
+    if vision is not None:
+        from stretto.routing.images import encoder_bytes, find_encoder
+
+        mmproj = find_encoder(vision)
         options = replace(options, beside=encoder_bytes(mmproj, precision))
     with _open_file(model, quantize, options.threads) as file:
         spec, problem = _read_spec(file, n_cells)
@@ -150,9 +150,11 @@ def open_model(
                 model_backend.close()
                 raise
         try:
-            model_vision = (
-                None if mmproj is None else load_vision(mmproj, spec, tokenizer, route, options, cache)
-            )
+            model_vision = None
+            if mmproj is not None and cache is not None:
+                from stretto.routing.images import load_vision
+
+                model_vision = load_vision(mmproj, spec, tokenizer, route, options, cache)
         except BaseException:
             model_backend.close()
             raise
@@ -189,6 +191,8 @@ def _named(backend: str, device: str) -> Iterator[None]:
 
 def check_download(head: Path, *, oversize: bool = False) -> None:
     """Raise `ModelError` for a model that cannot run here, by its head; `oversize`: it may exceed memory."""
+    from stretto.routing.head import check_head
+
     check_head(head, None if oversize else total_memory())
 
 
@@ -215,6 +219,10 @@ def _defaults(file: GGUF) -> Mapping[str, float | int]:
 def _is_onnx(model: str | os.PathLike[str], backend: str) -> bool:
     """Whether a path is an ONNX decoder that ONNX Runtime is to run."""
     path = Path(model).expanduser()
+    if path.suffix.lower() != ".onnx" and not path.is_dir():
+        return False
+    from stretto.weights.onnx.folder import has_other_weights, is_onnx_folder
+
     return is_onnx_folder(path) and (backend == ONNX.name or not has_other_weights(path))
 
 
@@ -234,6 +242,10 @@ def _open_onnx(path: Path, options: BackendOptions, vision: object) -> Opened:
     """Open a folder with an ONNX decoder."""
     if vision is not None:
         raise Unsupported("images need a GGUF model; ONNX decoders take text only", param="vision")
+    from stretto.weights.onnx import read_onnx
+    from stretto.weights.onnx.fingerprint import fingerprint
+    from stretto.weights.onnx.folder import find_folder
+
     folder = find_folder(path)
     candidates, trial = _onnx_trial(folder, options)
     model_backend, route = open_best(candidates, trial)
@@ -260,6 +272,10 @@ def _onnx_trial(
 ) -> tuple[list[Candidate], Trial]:
     """The devices that an ONNX folder could run on, and how they are compared if there are several."""
 
+    from stretto.backends.onnx import open_onnx
+    from stretto.weights.onnx import read_onnx
+    from stretto.weights.onnx.fingerprint import fingerprint
+
     def tokens() -> list[int]:
         return load_tokenizer_folder(folder.path).encode(TEXT, special=True)
 
@@ -278,6 +294,8 @@ def survey(
     """The backends and devices that can run a model here, each with the speed that a short probe found."""
     options = BackendOptions("cpu", cells, threads or usable_cores(), memory=free_memory())
     if _is_onnx(model, "auto"):
+        from stretto.weights.onnx.folder import find_folder
+
         folder = find_folder(Path(model).expanduser())
         return survey_candidates(*_onnx_trial(folder, replace(options, device="auto"), refresh))
     with open_weights(hub.resolve(model, check=check_download)) as file:
@@ -295,6 +313,8 @@ def usable(model: str | os.PathLike[str]) -> list[Option]:
     """The backends with their first devices, and why each cannot run a model here, if so; opens nothing."""
     options = BackendOptions("cpu", 1, usable_cores(), memory=free_memory())
     if _is_onnx(model, "auto"):
+        from stretto.weights.onnx.folder import find_folder
+
         candidates, _ = _onnx_trial(find_folder(Path(model).expanduser()), options)
     else:
         with open_weights(hub.resolve(model)) as file:
@@ -315,6 +335,8 @@ def missing_for(device: str) -> str:
 def open_tokenizer(model: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer of a model, without its weights."""
     if _is_onnx(model, "auto"):
+        from stretto.weights.onnx.folder import find_folder
+
         return load_tokenizer_folder(find_folder(Path(model).expanduser()).path)
     with open_weights(hub.resolve(model)) as file:
         return load_tokenizer_of(file)
@@ -325,6 +347,8 @@ def _read_spec(file: GGUF, cells: int) -> tuple[ModelSpec, UnsupportedModel | No
     try:
         return read_spec(file, cells), None
     except UnsupportedModel as problem:
+        from stretto.models.bare import bare_spec
+
         return bare_spec(file), problem
 
 
@@ -369,6 +393,12 @@ def _load_text(file: GGUF, spec: ModelSpec) -> tuple[Tokenizer, ChatTemplate | N
     template = load_template_of(source, tokenizer)
     file.forget()  # the head has been read; pages that are being packed are mapped again
     return tokenizer, template
+
+
+def _image_cache(value: object) -> ImageCache:
+    from stretto.vision.cache import ImageCache
+
+    return ImageCache.of(value)
 
 
 def _check_vocabulary(tokenizer: Tokenizer, spec: ModelSpec, path: Path, field: str = "tokenizer") -> None:

@@ -20,27 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.backends.options import AUTOMATIC, PROVIDERS
 from stretto.errors import InvalidRequest, ModelError, Unsupported
 from stretto.weights.onnx import OnnxFile, OnnxLimits, files_stamp, read_onnx
 
-# Devices with their execution providers, and the packages that have these.
-PROVIDERS: Mapping[str, tuple[str, str]] = {
-    "cpu": ("CPUExecutionProvider", "onnxruntime"),
-    "cuda": ("CUDAExecutionProvider", "onnxruntime-gpu"),
-    "tensorrt": ("TensorrtExecutionProvider", "onnxruntime-gpu, with TensorRT's own libraries"),
-    "tensorrt-rtx": ("NvTensorRTRTXExecutionProvider", "onnxruntime-trt-rtx"),
-    "migraphx": ("MIGraphXExecutionProvider", "onnxruntime-migraphx"),
-    "openvino": ("OpenVINOExecutionProvider", "onnxruntime-openvino"),
-    "coreml": ("CoreMLExecutionProvider", "onnxruntime on macOS"),
-    "directml": ("DmlExecutionProvider", "onnxruntime-directml on Windows"),
-    "qnn": ("QNNExecutionProvider", "onnxruntime-qnn"),
-    "webgpu": ("WebGpuExecutionProvider", "onnxruntime-webgpu"),
-    "cann": ("CANNExecutionProvider", "onnxruntime-cann"),
-    "vitisai": ("VitisAIExecutionProvider", "onnxruntime-vitisai"),
-    "dnnl": ("DnnlExecutionProvider", "an onnxruntime built with --use_dnnl"),
-    "xnnpack": ("XnnpackExecutionProvider", "an onnxruntime built with --use_xnnpack"),
-}
-AUTOMATIC = ("cuda", "cpu")  # devices that "auto" tries, in order; the others round differently or are rare
 CPU = PROVIDERS["cpu"][0]
 INDEXED = ("cuda", "tensorrt", "migraphx", "directml")  # there may be several: "cuda:1"
 LOG_ERRORS_ONLY = 3

@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+# Devices with ONNX Runtime's execution providers, and the packages that have these.
+PROVIDERS: Mapping[str, tuple[str, str]] = {
+    "cpu": ("CPUExecutionProvider", "onnxruntime"),
+    "cuda": ("CUDAExecutionProvider", "onnxruntime-gpu"),
+    "tensorrt": ("TensorrtExecutionProvider", "onnxruntime-gpu, with TensorRT's own libraries"),
+    "tensorrt-rtx": ("NvTensorRTRTXExecutionProvider", "onnxruntime-trt-rtx"),
+    "migraphx": ("MIGraphXExecutionProvider", "onnxruntime-migraphx"),
+    "openvino": ("OpenVINOExecutionProvider", "onnxruntime-openvino"),
+    "coreml": ("CoreMLExecutionProvider", "onnxruntime on macOS"),
+    "directml": ("DmlExecutionProvider", "onnxruntime-directml on Windows"),
+    "qnn": ("QNNExecutionProvider", "onnxruntime-qnn"),
+    "webgpu": ("WebGpuExecutionProvider", "onnxruntime-webgpu"),
+    "cann": ("CANNExecutionProvider", "onnxruntime-cann"),
+    "vitisai": ("VitisAIExecutionProvider", "onnxruntime-vitisai"),
+    "dnnl": ("DnnlExecutionProvider", "an onnxruntime built with --use_dnnl"),
+    "xnnpack": ("XnnpackExecutionProvider", "an onnxruntime built with --use_xnnpack"),
+}
+AUTOMATIC = ("cuda", "cpu")  # of them that "auto" tries, in order; the others round differently or are rare
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from stretto.backends.base import Backend
-from stretto.backends.onnx_session import PROVIDERS
+from stretto.backends.options import PROVIDERS
 from stretto.backends.options import BackendOptions as BackendOptions
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.models.spec import ModelSpec

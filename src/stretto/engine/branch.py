@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stretto.engine.adapters import check_same
 from stretto.engine.combinations import check_combinations
-from stretto.engine.decoders.beam import BeamDecoder, BeamParams
-from stretto.engine.decoders.drafted import Speculation
 from stretto.engine.decoders.plain import PlainDecoder
 from stretto.engine.engine import Engine
 from stretto.engine.output import TextOutput
@@ -31,8 +29,11 @@ from stretto.options.documenting import documented
 from stretto.options.generating import BRANCHING
 from stretto.sampling.params import check_integer, check_number
 from stretto.sampling.rng import RandomStream
-from stretto.structured import Compiled, Constraint, Guide, constraint
 from stretto.text.reasoning import Reasoning
+
+if TYPE_CHECKING:
+    from stretto.engine.decoders.beam import BeamDecoder
+    from stretto.structured import Constraint, Guide
 
 Prompt = list[int] | Sequence
 
@@ -184,6 +185,8 @@ def _text_request(
     track.n_prompt = min(track.n_prompt, len(track.tokens) - params.continues)
     guide, speculation = _constraint(engine, track, params), None
     if params.draft is not None:
+        from stretto.engine.decoders.drafted import Speculation
+
         speculation = Speculation(runner, params.draft, tokenizer, params.draft_branches)
     output = _output(engine, track, params, guide is not None)
     decoder = PlainDecoder(
@@ -195,6 +198,8 @@ def _text_request(
 def _beam_request(
     engine: Engine, track: Track, params: RequestParams, how: Branching
 ) -> Request[BeamDecoder]:
+    from stretto.engine.decoders.beam import BeamDecoder, BeamParams
+
     runner = engine.runner
     adapt(engine, track, params)
     track.running = True
@@ -217,6 +222,10 @@ def adapt(engine: Engine, track: Track, params: RequestParams, is_sequence: bool
 
 def new_guide(params: RequestParams) -> Guide | None:
     """A guide through the grammar of a request, if it has one."""
+    if params.grammar is None:
+        return None
+    from stretto.structured import Compiled
+
     return params.grammar.guide() if isinstance(params.grammar, Compiled) else None
 
 
@@ -225,6 +234,8 @@ def _constraint(engine: Engine, track: Track, params: RequestParams) -> Constrai
     guide = new_guide(params)
     if guide is None:
         return None
+    from stretto.structured import Compiled, constraint
+
     n = len(track.tokens) - params.continues
     compiled = params.grammar
     waits = isinstance(compiled, Compiled) and not compiled.grammar.covers_reasoning

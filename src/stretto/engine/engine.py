@@ -12,7 +12,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from stretto import forking
 from stretto.backends.base import Backend, Draw, GoesAhead, Prepares, SamplesRows
@@ -34,9 +35,11 @@ from stretto.engine.runner import Runner
 from stretto.engine.scheduler import Scheduler
 from stretto.engine.track import Track
 from stretto.errors import InvalidRequest
-from stretto.structured import Compiler
 from stretto.text.reasoning import Reasoning
 from stretto.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from stretto.structured import Compiler
 
 AnyRequest = Request[Any]
 
@@ -63,7 +66,6 @@ class Engine:
         self.fingerprint = fingerprint  # identifies the model in saved sequences
         self.encoding = Encoding(self.runner, limits.max_step_ms)
         self.scheduler = Scheduler(self.runner, self.encoding, limits)
-        self.grammars = Compiler(tokenizer, backend.spec.n_vocab)
         self.reasoning: Reasoning | None = None  # how the model marks it, if it thinks before it answers
         self.arrivals = Arrivals()
         self.events = StepEvents()
@@ -84,6 +86,13 @@ class Engine:
     def backend(self) -> Backend:
         """The backend that runs the model."""
         return self.runner.backend
+
+    @cached_property
+    def grammars(self) -> Compiler:
+        """Compiles grammars; made, and imported, for the first one."""
+        from stretto.structured import Compiler
+
+        return Compiler(self.tokenizer, self.backend.spec.n_vocab)
 
     @property
     def cells(self) -> Cells:

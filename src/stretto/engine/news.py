@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from asyncio import Future
 
 
 class News:
     """A flag that tasks of one event loop wait for."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
+        from asyncio import get_running_loop  # imported by all who run a loop, and by no others
+
+        self.loop = get_running_loop()
         self.forget: Callable[[], None] = lambda: None  # called when the loop is found closed
         self._come = False
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: list[Future[None]] = []
         self._taken = threading.Event()  # set while a task waits: all that had come was taken
 
     def wake(self) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.drafts import Drafter, PromptLookup
 from stretto.engine.adapters import Parts, adapter_parts
 from stretto.engine.combinations import check_combinations
 from stretto.engine.repeats import RepeatGuard
@@ -21,7 +20,10 @@ from stretto.options.other_names import unknown_name
 from stretto.options.other_values import value_remedy
 from stretto.sampling.hooks import NativeHook
 from stretto.sampling.params import SamplingParams, check_integer, check_number
-from stretto.structured import Compiled, Grammar, as_grammar
+
+if TYPE_CHECKING:
+    from stretto.drafts import Drafter
+    from stretto.structured import Compiled, Grammar
 
 Hook = Callable[[NDArray[np.float32], list[int]], None]
 Callback = Callable[[Token], Any]
@@ -171,6 +173,8 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
     rest = dict(options)
     sampling = SamplingParams(**{name: rest.pop(name) for name in SAMPLING_NAMES if name in rest})
     if rest.get("grammar") is not None:
+        from stretto.structured.grammar import as_grammar
+
         rest["grammar"] = as_grammar(rest["grammar"])
     loop = rest.pop("loop", "auto")
     if loop not in ("auto", "python", "fused"):
@@ -276,6 +280,8 @@ def _drafter(options: Mapping[str, Any]) -> Drafter | None:
                 value=branches,
             )
         return None
+    from stretto.drafts import Drafter, PromptLookup
+
     if isinstance(draft, str) and draft == "lookup":
         draft = PromptLookup()
     if not isinstance(draft, Drafter):

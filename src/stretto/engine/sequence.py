@@ -18,7 +18,6 @@ from stretto.engine.draws import draw_each
 from stretto.engine.engine import Engine
 from stretto.engine.params import sampling_params
 from stretto.engine.rows import Row
-from stretto.engine.saving import Saving, restore
 from stretto.engine.track import Track
 from stretto.engine.types import Step
 from stretto.errors import InvalidRequest
@@ -283,6 +282,8 @@ class Sequence:
 
         The file is there whole or not at all. Logits you have edited are not part of it.
         """
+        from stretto.engine.saving import Saving
+
         with self._engine.lock:
             self._check_usable()  # under the lock: a closed sequence must not be computed
             with self._engine.computed(self._track, everything=True):
@@ -380,6 +381,8 @@ def restored_sequence(
     engine: Engine, path: str | os.PathLike[str], share: bool = False, salt: str | None = None
 ) -> Sequence:
     """The sequence that `Sequence.save` wrote."""
+    from stretto.engine.saving import restore
+
     sequence = new_sequence(engine, [], RandomStream(None), salt)
     if not share:  # a checksum tells a damaged file, not a forged one
         sequence._track.make_private()

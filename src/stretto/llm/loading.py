@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from stretto.engine import Limits
 from stretto.errors import InvalidRequest
-from stretto.llm.encoder import Encoder
 from stretto.llm.model import LLM
 from stretto.options.documenting import documented
 from stretto.options.loading import LOAD
 from stretto.options.refusing import check_model
 from stretto.router import open_model
 from stretto.text.loading import make_template, template_source
-from stretto.vision.cache import ImageCache
+
+if TYPE_CHECKING:
+    from stretto.vision.cache import ImageCache
 
 
 @documented(LOAD)
@@ -61,6 +62,8 @@ def load(
         checkpoint_bytes=limits.checkpoint_bytes,
     )
     if opened.backend.spec.is_encoder:
+        from stretto.llm.encoder import Encoder
+
         if source is not None:
             opened.backend.close()
             raise InvalidRequest("an encoder has no chat template", param="chat_template")

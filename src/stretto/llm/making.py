@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stretto.engine import Engine, Request, Sequence
 from stretto.engine.branch import Branches, branching
@@ -14,8 +14,9 @@ from stretto.engine.params import RequestParams, request_params
 from stretto.engine.sequence import track_in
 from stretto.errors import InvalidRequest
 from stretto.llm.prompts import Prompt, prompt_ids
-from stretto.parallel import Run, new_run, parallel_params
-from stretto.structured import Grammar
+
+if TYPE_CHECKING:
+    from stretto.parallel import Run
 
 
 def new_text(engine: Engine, prompt: Prompt | Sequence, options: Mapping[str, Any]) -> Request[Any]:
@@ -50,6 +51,8 @@ def new_batch(engine: Engine, prompts: Iterable[Any], options: Mapping[str, Any]
 
 def new_runs(engine: Engine, prompts: Iterable[Any], options: Mapping[str, Any]) -> list[Run]:
     """Parallel runs, one for each prompt, all or none."""
+    from stretto.parallel import new_run, parallel_params
+
     run, params = parallel_params(options, engine.runner.spec.n_vocab)
     params = _compiled(engine, params)
     made: list[Run] = []
@@ -84,6 +87,10 @@ def _params(engine: Engine, options: Mapping[str, Any]) -> RequestParams:
 
 
 def _compiled(engine: Engine, params: RequestParams) -> RequestParams:
+    if params.grammar is None:
+        return params
+    from stretto.structured import Grammar
+
     if isinstance(params.grammar, Grammar):
         return replace(params, grammar=engine.grammars.compile(params.grammar))
     return params

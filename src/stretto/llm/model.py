@@ -35,28 +35,24 @@ from stretto.llm.making import new_runs
 from stretto.llm.prompts import Prompt, prompt_ids
 from stretto.llm.scoring import Adapter, Scoring
 from stretto.llm.texts import Texts, is_list
-from stretto.models.adapting import target_of
 from stretto.options.documenting import documented
 from stretto.options.generating import SAMPLING
 from stretto.options.parallel import PARALLEL
-from stretto.parallel import ParallelStream, ParallelText, run_all
 from stretto.routing.route import Route
 from stretto.sampling.rng import RandomStream
-from stretto.structured import Grammar, Guide, as_grammar
 from stretto.text.reasoning import find_reasoning
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
-from stretto.vision.vision import Vision
-from stretto.weights.adapters import read_adapter
-from stretto.weights.adapters.steering import make_steering, write_steering
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from stretto.backends.base import Pooling
     from stretto.engine.params import SamplingOptions
-    from stretto.parallel import ParallelOptions
+    from stretto.parallel import ParallelOptions, ParallelStream, ParallelText
     from stretto.parallel.aio import AsyncParallelStream
+    from stretto.structured import Grammar, Guide
+    from stretto.vision.vision import Vision
 
 Floats = NDArray[np.float32]
 
@@ -187,6 +183,8 @@ class LLM(Texts, Scoring, EngineModel):
 
         >>> llm.parallel("My favourite colour is", max_tokens=20).brackets
         """
+        from stretto.parallel import ParallelStream, run_all
+
         whole = is_list(prompt)
         if whole and stream:
             raise InvalidRequest(ONE_STREAM, param="prompt")
@@ -255,6 +253,8 @@ class LLM(Texts, Scoring, EngineModel):
         >>> guide = llm.guide(stretto.Grammar.choices(["yes", "no"]))
         >>> seq.sample(logits=guide.masked(seq.logits))
         """
+        from stretto.structured import as_grammar
+
         return self._engine.grammars.compile(as_grammar(grammar)).guide()
 
     def restore(
@@ -315,6 +315,9 @@ class LLM(Texts, Scoring, EngineModel):
         >>> llm.load_adapter("pirate", "pirate.gguf")
         >>> llm.generate("Hello", adapter="pirate")
         """
+        from stretto.models.adapting import target_of
+        from stretto.weights.adapters import read_adapter
+
         adapters = self._engine.runner.adapters
         adapters.able()
         adapters.check_free(name)
@@ -330,6 +333,9 @@ class LLM(Texts, Scoring, EngineModel):
         >>> llm.load_steering("calm", {12: direction})
         >>> llm.generate("Hello", adapter={"calm": 4.0})
         """
+        from stretto.models.adapting import target_of
+        from stretto.weights.adapters.steering import make_steering
+
         adapters = self._engine.runner.adapters
         adapters.able()
         made = make_steering(vectors, target_of(self.spec))
@@ -340,6 +346,9 @@ class LLM(Texts, Scoring, EngineModel):
 
     def save_steering(self, path: str | os.PathLike[str], vectors: Mapping[int, Any]) -> None:
         """Write vectors by layer as a GGUF file, which `load_adapter` and llama.cpp read."""
+        from stretto.models.adapting import target_of
+        from stretto.weights.adapters.steering import write_steering
+
         write_steering(path, vectors, target_of(self.spec))
 
     def activations(

@@ -16,9 +16,6 @@ from stretto.text.reasoning import find_format
 from stretto.text.systems import fit_system
 from stretto.text.template import ChatTemplate, no_template
 from stretto.text.tokenizer import Tokenizer
-from stretto.tools.history import fit_calls
-from stretto.vision.chat import check_count, has_images, place_images
-from stretto.vision.image import Image
 
 Parts = tuple[str | ImageLike, ...]
 OnePrompt = str | list[int] | Parts
@@ -43,6 +40,8 @@ def _check_kind(prompt: object, param: str) -> None:
     """Raise for what cannot be token ids, with the call that takes it where there is one."""
     is_list = isinstance(prompt, list)
     first = prompt[0] if isinstance(prompt, list) and prompt else prompt
+    if isinstance(first, int):
+        return
     if isinstance(first, Mapping):
         hint = "; llm.chat takes a list of messages"
     elif is_list and isinstance(first, str):
@@ -65,6 +64,8 @@ def _check_kind(prompt: object, param: str) -> None:
 
 def _part_ids(engine: Engine, parts: tuple[object, ...], salt: str | None) -> list[int]:
     """The tokens of texts and images, one behind the other."""
+    from stretto.vision.chat import check_count
+
     check_count("prompt", sum(map(is_image, parts)))
     tokenizer = engine.tokenizer
     ids = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
@@ -102,11 +103,17 @@ def conversation_ids(
         variables = {**variables, **check_arguments(template, arguments)}
     tokenizer = engine.tokenizer
     messages = with_known_parts(with_reasoning(messages, template), template.source)
-    messages, tools = fit_calls(template, tokenizer, messages, variables.get("tools"))
+    tools, has_any = variables.get("tools"), False
+    if tools or not _are_texts(messages):
+        from stretto.tools.history import fit_calls
+        from stretto.vision.chat import has_images, place_images
+
+        messages, tools = fit_calls(template, tokenizer, messages, tools)
+        has_any = has_images(messages)
     messages = fit_system(template, messages, bool(tools))
     variables = {**variables, "tools": tools}
-    parts: Iterable[str | int | Image]
-    if has_images(messages):
+    parts: Iterable[str | int | ImageLike]
+    if has_any:
         parts = place_images(template, messages, tokenizer.specials, variables)
     elif continue_final and begun_reasoning(given):
         parts = _within_reasoning(template, tokenizer, messages, given, variables)
@@ -123,6 +130,17 @@ def conversation_ids(
         else:
             ids += engine.runner.image_tokens(part, salt)
     return ids
+
+
+def _are_texts(messages: object) -> bool:
+    """Whether messages hold nothing but texts: neither images nor calls, whose modules are large."""
+    return isinstance(messages, (list, tuple)) and all(
+        isinstance(message, Mapping)
+        and isinstance(message.get("content"), str)
+        and not message.get("tool_calls")
+        and message.get("role") != "tool"
+        for message in messages
+    )
 
 
 def _within_reasoning(

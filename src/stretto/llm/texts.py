@@ -23,7 +23,6 @@ from stretto.options.refusing import check_backend
 from stretto.text.arguments import thinking_arguments
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
-from stretto.tools.plan import ToolPlan, ToolStream, plan_tools
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -32,9 +31,10 @@ if TYPE_CHECKING:
     from stretto.engine.many import AsyncTexts
     from stretto.engine.params import Keywords
     from stretto.tools.check import Choice, Tools
+    from stretto.tools.plan import ToolPlan
 
 Prompts = list[str] | list[list[int]] | list[Parts] | list[Sequence]
-Prepared = tuple[list[int] | Sequence, ToolPlan, dict[str, Any]]  # the prompt of a chat, and its options
+Prepared = tuple[list[int] | Sequence, "ToolPlan", dict[str, Any]]  # the prompt of a chat, and its options
 
 
 class Texts:
@@ -279,6 +279,8 @@ class Texts:
         chosen = self._chosen(options, keywords)
         prompt, plan, chosen = self._prepare(messages, chosen, tools, tool_choice, template)
         if stream:
+            from stretto.tools.plan import ToolStream
+
             return ToolStream(self._engine, new_text(self._engine, prompt, chosen), plan)
         (found,) = self._run([new_branches(self._engine, prompt, chosen)])
         return cast(Result, plan.read_all(found))
@@ -354,6 +356,8 @@ class Texts:
         template: Mapping[str, Any] | None,
     ) -> Prepared:
         """The prompt of a conversation, the plan for its tools, and the options of its request."""
+        from stretto.tools.plan import plan_tools
+
         arguments, chosen = _chat_options(options, template)
         plan = plan_tools(self._template, self.tokenizer, tools, tool_choice)
         prompt: list[int] | Sequence
@@ -378,6 +382,8 @@ class Texts:
         `plan.shown` is for `chat_prompt(messages, tools=…)`, `plan.options(…)` for the request, and
         `plan.read(result)` finds the calls.
         """
+        from stretto.tools.plan import plan_tools
+
         return plan_tools(self._template, self.tokenizer, tools, tool_choice, parallel)
 
     def _run(self, several: list[Branches]) -> list[Result | list[Result]]:

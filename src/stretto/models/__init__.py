@@ -3,51 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 
 from stretto.errors import ModelError
-from stretto.models import (
-    bert,
-    cohere2,
-    command_r,
-    deepseek2,
-    ernie4_5,
-    exaone4,
-    falcon_h1,
-    gemma,
-    gemma2,
-    gemma3,
-    gemma3n,
-    gemma4,
-    gemma_embedding,
-    glm4,
-    glm4moe,
-    gptoss,
-    granite,
-    granitehybrid,
-    granitemoe,
-    hunyuan_dense,
-    jina_bert,
-    lfm2,
-    lfm2moe,
-    llama,
-    mistral3,
-    modern_bert,
-    nemotron_h,
-    nomic_bert,
-    olmo2,
-    phi3,
-    qwen2,
-    qwen2moe,
-    qwen3,
-    qwen3moe,
-    qwen3next,
-    qwen3vl,
-    qwen35,
-    qwen35moe,
-    seed_oss,
-    smollm3,
-    starcoder2,
-)
 from stretto.models.common import Keys
 from stretto.models.missing import refuse_others, unknown_architecture
 from stretto.models.pooling import with_heads
@@ -56,52 +14,53 @@ from stretto.weights.gguf import GGUF
 
 __all__ = ["ARCHITECTURES", "Layer", "ModelSpec", "Rope", "read_spec"]
 
-ARCHITECTURES: dict[str, Callable[[GGUF], ModelSpec]] = {
-    "bert": bert.read,
-    "cohere2": cohere2.read,
-    "command-r": command_r.read,
-    "deepseek2": deepseek2.read,
-    "ernie4_5": ernie4_5.read,
-    "exaone4": exaone4.read,
-    "falcon-h1": falcon_h1.read,
-    "gemma": gemma.read,
-    "gemma2": gemma2.read,
-    "gemma3": gemma3.read,
-    "gemma3n": gemma3n.read,
-    "gemma4": gemma4.read,
-    "gemma-embedding": gemma_embedding.read,
-    "glm4": glm4.read,
-    "glm4moe": glm4moe.read,
-    "gpt-oss": gptoss.read,
-    "granite": granite.read,
-    "granitehybrid": granitehybrid.read,
-    "granitemoe": granitemoe.read,
-    "hunyuan-dense": hunyuan_dense.read,
-    "jina-bert-v2": jina_bert.read_v2,
-    "jina-bert-v3": jina_bert.read_v3,
-    "lfm2": lfm2.read,
-    "lfm2moe": lfm2moe.read,
-    "llama": llama.read,
-    "mistral3": mistral3.read,
-    "modern-bert": modern_bert.read,
-    "nemotron_h": nemotron_h.read,
-    "nemotron_h_moe": nemotron_h.read_moe,
-    "nomic-bert": nomic_bert.read,
-    "nomic-bert-moe": nomic_bert.read_moe,
-    "olmo2": olmo2.read,
-    "phi3": phi3.read,
-    "qwen2": qwen2.read,
-    "qwen2moe": qwen2moe.read,
-    "qwen3": qwen3.read,
-    "qwen35": qwen35.read,
-    "qwen35moe": qwen35moe.read,
-    "qwen3moe": qwen3moe.read,
-    "qwen3next": qwen3next.read,
-    "qwen3vl": qwen3vl.read,
-    "qwen3vlmoe": qwen3vl.read_moe,
-    "seed_oss": seed_oss.read,
-    "smollm3": smollm3.read,
-    "starcoder2": starcoder2.read,
+# A module here each, imported when a file needs it, and its function where that is not `read`.
+ARCHITECTURES = {
+    "bert": "bert",
+    "cohere2": "cohere2",
+    "command-r": "command_r",
+    "deepseek2": "deepseek2",
+    "ernie4_5": "ernie4_5",
+    "exaone4": "exaone4",
+    "falcon-h1": "falcon_h1",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3",
+    "gemma3n": "gemma3n",
+    "gemma4": "gemma4",
+    "gemma-embedding": "gemma_embedding",
+    "glm4": "glm4",
+    "glm4moe": "glm4moe",
+    "gpt-oss": "gptoss",
+    "granite": "granite",
+    "granitehybrid": "granitehybrid",
+    "granitemoe": "granitemoe",
+    "hunyuan-dense": "hunyuan_dense",
+    "jina-bert-v2": "jina_bert:read_v2",
+    "jina-bert-v3": "jina_bert:read_v3",
+    "lfm2": "lfm2",
+    "lfm2moe": "lfm2moe",
+    "llama": "llama",
+    "mistral3": "mistral3",
+    "modern-bert": "modern_bert",
+    "nemotron_h": "nemotron_h",
+    "nemotron_h_moe": "nemotron_h:read_moe",
+    "nomic-bert": "nomic_bert",
+    "nomic-bert-moe": "nomic_bert:read_moe",
+    "olmo2": "olmo2",
+    "phi3": "phi3",
+    "qwen2": "qwen2",
+    "qwen2moe": "qwen2moe",
+    "qwen3": "qwen3",
+    "qwen35": "qwen35",
+    "qwen35moe": "qwen35moe",
+    "qwen3moe": "qwen3moe",
+    "qwen3next": "qwen3next",
+    "qwen3vl": "qwen3vl",
+    "qwen3vlmoe": "qwen3vl:read_moe",
+    "seed_oss": "seed_oss",
+    "smollm3": "smollm3",
+    "starcoder2": "starcoder2",
 }
 
 # Tensors of a layer that repeat metadata; some old files have them.
@@ -124,7 +83,7 @@ def read_spec(file: GGUF, context: int | None = None) -> ModelSpec:
     name = file.metadata.text("general.architecture")
     if name not in ARCHITECTURES:
         raise _unsupported(file, name)
-    spec = with_heads(file, ARCHITECTURES[name](file))
+    spec = with_heads(file, reader(name)(file))
     needed = spec.tensors()
     for tensor, shape in needed.items():
         if tensor not in file.tensors:
@@ -143,6 +102,13 @@ def read_spec(file: GGUF, context: int | None = None) -> ModelSpec:
                 field=tensor,
             )
     return spec if context is None else spec.within(context)
+
+
+def reader(name: str) -> Callable[[GGUF], ModelSpec]:
+    """The function that reads files of an architecture."""
+    module, _, function = ARCHITECTURES[name].partition(":")
+    read: Callable[[GGUF], ModelSpec] = getattr(import_module(f"stretto.models.{module}"), function or "read")
+    return read
 
 
 def _unsupported(file: GGUF, name: str) -> ModelError:

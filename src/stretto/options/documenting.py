@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from inspect import Parameter
 from textwrap import fill, indent
 from typing import Any, TypeVar
 
 from stretto.options.generating import BRANCHING, CONTEXT, CONTROL, LIMITS, OPTIONS, SAMPLING, TEMPLATE
 from stretto.options.loading import LOAD
-from stretto.options.option import Table
+from stretto.options.option import Option, Table
 from stretto.options.parallel import OWN
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -76,11 +77,13 @@ def documented(table: Table, title: str = "Options") -> Callable[[Function], Fun
 
 def docstring_of(table: Table, title: str = "Options") -> str:
     """The section of a docstring that lists options."""
-    lines = [f"{title}:"]
-    for option in table:
-        meaning = indent(fill(option.meaning, WIDTH - 4, break_on_hyphens=False), " " * 4)
-        lines.append(indent(f"{option.heading}\n{meaning}", " " * 4))
-    return "\n".join(lines)
+    return "\n".join([f"{title}:", *map(_described, table)])
+
+
+@cache  # several functions share their options
+def _described(option: Option) -> str:
+    meaning = indent(fill(option.meaning, WIDTH - 4, break_on_hyphens=False), " " * 4)
+    return indent(f"{option.heading}\n{meaning}", " " * 4)
 
 
 def _signature(function: Callable[..., Any], table: Table) -> inspect.Signature:

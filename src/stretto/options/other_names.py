@@ -6,7 +6,6 @@ Errors about unknown names use it: those of `generate` and `load`, and of the se
 from __future__ import annotations
 
 from collections.abc import Collection
-from difflib import get_close_matches
 
 from stretto.options.generating import CHAT, GENERATE
 from stretto.options.loading import LOAD
@@ -207,5 +206,7 @@ def remedy(name: str, known: Collection[str]) -> str:
     for home, table in _HOMES:
         if any(option.name == ours for option in table):
             return f"{ours} is an option of {home}"
+    from difflib import get_close_matches
+
     near = get_close_matches(name, known, 1)
     return f"did you mean {near[0]!r}?" if near else ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from stretto.backends import registry
 from stretto.backends.base import Backend
-from stretto.backends.onnx_session import AUTOMATIC
+from stretto.backends.options import AUTOMATIC
 from stretto.backends.registry import BREADTH, FIRST, ORACLE, BackendEntry, BackendOptions
 from stretto.errors import ModelError
 from stretto.models.spec import ModelSpec

@@ -23,12 +23,11 @@ from stretto.models.adapting import target_of
 from stretto.models.summary import model_memory
 from stretto.routing.images import find_encoder
 from stretto.server.settings import ModelEntry, Settings
-from stretto.tasks.loading import is_task
 from stretto.weights import hub
 from stretto.weights.adapters import read_adapter
 from stretto.weights.folder import open_weights
 from stretto.weights.gguf import GGUF
-from stretto.weights.hub.bundles import BUNDLES
+from stretto.weights.hub.bundles import BUNDLES, is_task
 from stretto.weights.memory import memory
 
 AUTO_CELLS = 8192  # that "auto" is on a CPU

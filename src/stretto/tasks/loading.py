@@ -17,7 +17,6 @@ from stretto.errors import ModelError
 from stretto.tasks.model import Source, TaskModel
 from stretto.weights import hub
 from stretto.weights.hub.bundles import BUNDLES
-from stretto.weights.onnx.folder import is_decoder_file
 
 # The module of each model of the catalogue: it has `open_task(source, device, threads)`.
 HOMES: Mapping[str, str] = {
@@ -33,15 +32,6 @@ HOMES: Mapping[str, str] = {
     "ppocr": "stretto.tasks.reading.ppocr",
     "wordllama": "stretto.tasks.static",
 }
-
-
-def is_task(model: str | os.PathLike[str]) -> bool:
-    """Whether `load_task` opens this: a name of the catalogue, or an ONNX file."""
-    name = os.fspath(model)
-    bundle = BUNDLES.get(name) if isinstance(model, str) else None
-    if bundle is not None:
-        return not bundle.is_folder
-    return name.lower().endswith(".onnx") and not is_decoder_file(Path(name).expanduser())
 
 
 def load_task(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from stretto.errors import InvalidRequest, Unsupported
@@ -28,6 +27,8 @@ def check_arguments(template: ChatTemplate, arguments: Mapping[str, Any]) -> dic
     check_mapping(arguments)
     for name in arguments:
         if name not in template.variables:
+            from difflib import get_close_matches
+
             near = get_close_matches(name, template.variables, 1)
             known = ", ".join(sorted(template.variables)) or "none"
             hint = f"did you mean {near[0]!r}?" if near else f"it reads {known}"

@@ -84,7 +84,15 @@ class BPETokenizer(Tokenizer):
 
 def read_merges(lines: list[str], ids: Mapping[str, int], known: Mapping[str, int]) -> list[tuple[str, str]]:
     """The merges of tokens in `ids`, in order; those of other known tokens are left out."""
-    merges: list[tuple[str, str]] = []
+    halves = (line.partition(" ") for line in lines)
+    merges = [
+        (left, right)
+        for left, _, right in halves
+        if left in ids and right in ids and left + right in ids and " " not in right
+    ]
+    if len(merges) == len(lines):  # as in most files
+        return merges
+    merges = []
     for rank, line in enumerate(lines):
         left, space, right = line.partition(" ")
         if not (left and space and right) or " " in right:

@@ -3,6 +3,8 @@
 No message can forge a special token. Before a template is compiled, each special token in its own text is
 replaced by a placeholder, a private-use character that occurs nowhere in the caller's data. After rendering,
 the placeholders become token ids; all other text, whatever it looks like, stays text.
+
+A template is compiled when it is first used, and Jinja is imported then.
 """
 
 from __future__ import annotations
@@ -13,17 +15,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stretto import forking
 from stretto.errors import InvalidRequest, ModelError, StrettoError, Unsupported
-from stretto.text.budget import Budget
-from stretto.text.guards import GLOBALS
-from stretto.text.intake import PRIVATE, Intake, check_messages, walk
-from stretto.text.sandbox import Program
+
+if TYPE_CHECKING:
+    from stretto.text.intake import Intake
 
 _MAX_SPECIAL = 256  # characters of one special token
-_RESERVED = frozenset(("bos_token", "eos_token", "messages", "tools", "add_generation_prompt", *GLOBALS))
+_OWN = frozenset(("bos_token", "eos_token", "messages", "tools", "add_generation_prompt"))  # set here
 
 _DATES = {"date_string": "%d %b %Y", "datetime": "%b %d %Y"}  # of Llama 3, of Firefunction 2
 
@@ -82,7 +83,10 @@ class ChatTemplate:
         frozenset({'enable_thinking'})
         """
         if self._variables is None:
-            own = Program(self.source).variables() - _RESERVED
+            from stretto.text.guards import GLOBALS
+            from stretto.text.sandbox import Program
+
+            own = Program(self.source).variables() - _OWN - GLOBALS.keys()
             self._variables = own | (self._with_tools.variables if self._with_tools else frozenset())
         return self._variables
 
@@ -122,6 +126,9 @@ class ChatTemplate:
     ) -> _Rendering:
         if tools and self._with_tools is not None:
             return self._with_tools._render(messages, tools, add_generation_prompt, variables)
+        from stretto.text.guards import GLOBALS
+        from stretto.text.intake import check_messages
+
         check_messages(messages)
         if tools is not None and not isinstance(tools, (list, tuple)):
             raise InvalidRequest(
@@ -135,7 +142,7 @@ class ChatTemplate:
                 param="add_generation_prompt",
                 value=add_generation_prompt,
             )
-        for name in _RESERVED.intersection(variables):
+        for name in variables.keys() & (_OWN | GLOBALS.keys()):
             raise InvalidRequest(
                 f"{name}: chat templates set this name themselves; choose another", param=name
             )
@@ -158,6 +165,8 @@ class ChatTemplate:
         return found
 
     def _rendering(self, values: Mapping[str, Any], add_generation_prompt: bool) -> _Rendering:
+        from stretto.text.intake import Intake
+
         intake = Intake()
         data = {name: intake.plain(value, name) for name, value in values.items()}
         data["add_generation_prompt"] = add_generation_prompt
@@ -201,6 +210,9 @@ class _Compiled:
     """A compiled template and its placeholders; one of them, `blank`, is for no token."""
 
     def __init__(self, source: str, finder: _Finder, bos: str, eos: str) -> None:
+        from stretto.text.intake import PRIVATE
+        from stretto.text.sandbox import Program
+
         self.program = Program(source)
         self.finder = finder
         literals = self.program.literals
@@ -232,6 +244,8 @@ class _Compiled:
 
     def run(self, data: Mapping[str, Any], extra: int) -> str:
         """Render plain data; special tokens are placeholders in the result."""
+        from stretto.text.budget import Budget
+
         return self.program.render({**data, **self.variables}, Budget(extra, spell=self.spell))
 
 
@@ -255,6 +269,8 @@ class _Rendering:
 
     def _without(self, clashes: set[str], data: dict[str, Any], private: set[str]) -> dict[str, Any]:
         """Replace our placeholders in the data by other private-use characters while rendering."""
+        from stretto.text.intake import walk
+
         free = _unused(private.union(self.compiled.private, self.compiled.reserved), len(clashes))
         if len(free) < len(clashes):
             raise InvalidRequest(
@@ -296,6 +312,8 @@ class _Rendering:
         The rest came from a message and is text. To tell them apart, render once more with the caller's
         words blanked out, letter by letter: what is still there was the template's.
         """
+        from stretto.text.intake import walk
+
         texts = {self.text[a:b] for a, b in spans}
         try:
             twin = self.compiled.run(self._blanked(texts), self.extra)
@@ -322,6 +340,8 @@ class _Rendering:
         )
 
     def _blanked(self, texts: set[str]) -> dict[str, Any]:
+        from stretto.text.intake import walk
+
         program, blank = self.compiled.program, self.compiled.blank
         # Text that JSON escapes keeps its length only as it is; it is removed too if such a token holds it.
         wanted = re.escape("".join(sorted({c for text in texts for c in text})))

@@ -13,19 +13,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stretto.errors import ModelError
 from stretto.weights.fingerprint import Fingerprint
-from stretto.weights.folders import convert
-from stretto.weights.folders.dense import dense_modules
-from stretto.weights.folders.pooling import sentence_keys
-from stretto.weights.folders.shards import open_shards
 from stretto.weights.gguf import GGUF
 from stretto.weights.json_file import read_bytes, read_object
-from stretto.weights.made_metadata import make_metadata
-from stretto.weights.safetensors_file import Shard
 from stretto.weights.tensor import Tensor
+
+if TYPE_CHECKING:
+    from stretto.weights.safetensors_file import Shard
 
 CONFIG = "config.json"
 
@@ -34,6 +31,12 @@ class Folder(GGUF):
     """An open folder, as a GGUF file: `metadata`, `tensors`, `nbytes`, `files`."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        from stretto.weights.folders import convert
+        from stretto.weights.folders.dense import dense_modules
+        from stretto.weights.folders.pooling import sentence_keys
+        from stretto.weights.folders.shards import open_shards
+        from stretto.weights.made_metadata import make_metadata
+
         self.path = Path(path)
         if not (self.path / CONFIG).exists():
             raise ModelError(

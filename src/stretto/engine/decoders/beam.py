@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,9 +23,11 @@ from stretto.engine.track import Source, Track
 from stretto.engine.types import Result, Usage
 from stretto.errors import InvalidRequest
 from stretto.sampling.transforms import add_bias, log_softmax
-from stretto.structured import Constraint
 from stretto.text.detokenizer import Detokenizer
 from stretto.text.stops import StopMatcher
+
+if TYPE_CHECKING:
+    from stretto.structured import Constraint
 
 Candidate = tuple[float, int, int]  # log-probability, index of the hypothesis, token
 

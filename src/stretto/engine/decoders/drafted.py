@@ -7,14 +7,17 @@ has the logits that a step of its own would have given, bit for bit where the ba
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from stretto.drafts.base import BranchProposer, Drafter, DraftLength
 from stretto.drafts.tree import DraftTree
 from stretto.engine.runner import Runner
 from stretto.engine.track import Track
 from stretto.errors import InvalidRequest
-from stretto.structured import Constraint
 from stretto.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from stretto.structured import Constraint
 
 MAX_DRAFT_ROWS = 16  # that drafts may add to a pass, for all requests together
 

@@ -11,13 +11,13 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stretto.backends.base import DeviceRow, Draw
 from stretto.drafts.tree import ROOT, DraftTree
 from stretto.engine.decoders.base import OneTrack, call_hook
-from stretto.engine.decoders.drafted import Speculation
 from stretto.engine.editing import drop_oldest_half
 from stretto.engine.output import Ending, TextOutput
 from stretto.engine.params import RequestParams
@@ -28,7 +28,10 @@ from stretto.engine.types import Logprob, Result, Usage
 from stretto.errors import CacheFull
 from stretto.sampling.measure import measure, measure_given
 from stretto.sampling.sampler import shaped
-from stretto.structured import Constraint
+
+if TYPE_CHECKING:
+    from stretto.engine.decoders.drafted import Speculation
+    from stretto.structured import Constraint
 
 MAX_FORCED = 8  # forced tokens that still count as a decoding step; more are paced like a prompt
 MAX_FORCED_STEP = 256  # forced tokens in one step; between steps deadlines hold, and others get their turn

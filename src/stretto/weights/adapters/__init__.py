@@ -12,15 +12,16 @@ import os
 from pathlib import Path
 
 from stretto.errors import ModelError
-from stretto.weights.adapters.gguf_file import read_gguf
 from stretto.weights.adapters.lora import LoRA, Pair, Target
-from stretto.weights.adapters.peft import CONFIG, read_peft
 
 __all__ = ["LoRA", "Pair", "Target", "read_adapter"]
 
 
 def read_adapter(path: str | os.PathLike[str], target: Target) -> LoRA:
     """The adapter in a GGUF file or a PEFT folder; `ModelError` if it is none, or not one of this model."""
+    from stretto.weights.adapters.gguf_file import read_gguf
+    from stretto.weights.adapters.peft import CONFIG, read_peft
+
     place = Path(path)
     if place.is_dir():
         return read_peft(place, target)

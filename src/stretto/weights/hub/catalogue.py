@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stretto.errors import PullError
-from stretto.weights.hub.listing import read_listing
 from stretto.weights.hub.names import Reference
-from stretto.weights.hub.web import Unreachable, Web
 
 CONNECTIONS = 8
 WORKING_BYTES = 512 << 20  # for a KV cache, activations, threads and Python
@@ -64,6 +61,9 @@ class Entry:
             return None
 
     def _ask(self) -> tuple[Size, ...] | None:
+        from stretto.weights.hub.listing import read_listing
+        from stretto.weights.hub.web import Unreachable, Web
+
         try:
             listing = read_listing(Web.hub(), self.reference)
             chosen = listing.choose(self.files, exact=False)
@@ -95,6 +95,8 @@ def ask_sizes(entries: Iterable[Entry]) -> dict[str, int | None]:
     try:
         for entry in waiting[:1]:  # without a network, one failure is enough
             sizes[entry.name] = _chosen(entry._ask())
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(CONNECTIONS) as pool:
             found = pool.map(Entry.sizes, waiting[1:])
             sizes |= {entry.name: _chosen(one) for entry, one in zip(waiting[1:], found, strict=True)}

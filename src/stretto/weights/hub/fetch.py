@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-Progress = Callable[[int, int, str], None]  # bytes done, bytes in all (0: not known), what is happening
+from stretto.weights.hub.store import Progress as Progress
 
 POLL_SECONDS = 0.1
 _TERMINATE_SECONDS = 2.0  # until a process that got SIGTERM is killed

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,18 +23,15 @@ from stretto.weights.hub.download import discard, download, key_of, verify, with
 from stretto.weights.hub.fetch import Progress
 from stretto.weights.hub.listing import INDEX, SINGLE, Listing, RemoteFile, read_listing
 from stretto.weights.hub.names import Reference, link_file
-from stretto.weights.hub.store import Model, Store
+from stretto.weights.hub.store import CONFIG, Check, Model, Store
 from stretto.weights.hub.web import Unreachable, Wait, Web
 from stretto.weights.json_file import read_object
 from stretto.weights.part_names import MAX_PARTS
 
-CONFIG = "config.json"
 KNOWN_SECONDS = 5.0  # for an answer of the Hub, where there is another source
 MAX_SMALL_BYTES = 256 << 20  # of configuration and vocabulary
 _MAX_NOTICE_BYTES = 4 << 20
 _MAX_INDEX_BYTES = 64 << 20
-
-Check = Callable[[Path], None]  # is given the head of a model, and raises if it cannot be used
 
 
 @dataclass(frozen=True)

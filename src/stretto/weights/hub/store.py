@@ -14,7 +14,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +25,10 @@ from stretto.weights.files import atomic_write, read_records
 from stretto.weights.hub.disk import discard, explained, sync
 from stretto.weights.hub.names import folder
 
+Progress = Callable[[int, int, str], None]  # bytes done, bytes in all (0: not known), what is happening
+Check = Callable[[Path], None]  # is given the head of a model, and raises if it cannot be used
+
+CONFIG = "config.json"  # of a Hugging Face folder
 RECORD = "model.json"
 PARTIAL_DAYS = 14  # after which a download that nobody continued is removed
 
@@ -140,6 +143,8 @@ class Store:
                 try:
                     staging.mkdir(exist_ok=True)
                     # The name is new each time: a download that outlived its killed parent cannot meddle.
+                    import tempfile
+
                     yield Path(tempfile.mkdtemp(dir=staging))
                 finally:
                     discard(staging)

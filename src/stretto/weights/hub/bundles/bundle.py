@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 
@@ -72,6 +71,8 @@ class Bundle:
     def sha256(self) -> str:
         """The SHA-256 of the file, or of the list of the files' own."""
         digests = [member.sha256 for member in self.members]
+        import hashlib
+
         return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
     @property
