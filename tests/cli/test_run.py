@@ -14,8 +14,10 @@ from typing import get_type_hints
 import pytest
 
 import stretto.llm
-from stretto.cli import chat, main, run
+from stretto.cli import main
+from stretto.cli.chat import chat
 from stretto.cli.generation import Answer, printable
+from stretto.cli.run import run
 from stretto.errors import Unsupported
 from stretto.sampling import SamplingParams
 from stretto.testing import mock_llm

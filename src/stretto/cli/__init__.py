@@ -1,6 +1,7 @@
 """The command line: `stretto COMMAND …`, one file a command.
 
-Commands import what they need when they run, so that `stretto --help` answers at once.
+Only the command that runs is imported, and it imports what it needs when it runs: this module is all that
+stands between Ctrl-C and a traceback while the others are imported.
 """
 
 from __future__ import annotations
@@ -11,102 +12,24 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import typer
+if TYPE_CHECKING:
+    import typer
 
-from stretto.cli.bench import bench
-from stretto.cli.chat import chat
-from stretto.cli.classify import classify
-from stretto.cli.compare import compare
-from stretto.cli.config import config
-from stretto.cli.convert import convert
-from stretto.cli.deploy import deploy
-from stretto.cli.detect import detect
-from stretto.cli.devices import devices
-from stretto.cli.docs import docs
-from stretto.cli.doctor import doctor
-from stretto.cli.embed import embed
-from stretto.cli.eval import eval_
-from stretto.cli.export import export
-from stretto.cli.help import Command, Group
-from stretto.cli.imatrix import imatrix
-from stretto.cli.inspect import inspect
-from stretto.cli.merge import merge
-from stretto.cli.models import models
-from stretto.cli.output import clean
-from stretto.cli.parallel import parallel
-from stretto.cli.perplexity import perplexity
-from stretto.cli.pull import pull
-from stretto.cli.quantize import quantize
-from stretto.cli.read import read
-from stretto.cli.rerank import rerank
-from stretto.cli.rm import rm
-from stretto.cli.run import run
-from stretto.cli.score import score
-from stretto.cli.segment import segment
-from stretto.cli.serve import serve
-from stretto.cli.tokenize import tokenize
-from stretto.cli.transcribe import transcribe
-from stretto.cli.unknown import renamed
-from stretto.errors import StrettoError
+    app: typer.Typer  # all commands
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 
-app = typer.Typer(
-    name="stretto",
-    cls=Group,
-    help="Language models, and models of other kinds, on your own machine.",
-    epilog="Errors are one line and exit code 2. A model is a name (stretto models), a path, "
-    "or hf:org/repo:Q4_K_M.",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for command in (
-    chat,
-    run,
-    parallel,
-    serve,
-    pull,
-    models,
-    rm,
-    merge,
-    inspect,
-    tokenize,
-    devices,
-    doctor,
-    docs,
-    compare,
-):
-    app.command(cls=Command)(command)
-for task in (embed, rerank, classify, detect, segment, read, transcribe):
-    app.command(cls=Command, rich_help_panel="Other kinds of models")(task)
-for making in (quantize, convert, imatrix):
-    app.command(cls=Command, rich_help_panel="Files in other formats")(making)
-app.command("score", cls=Command, rich_help_panel="Quality")(score)
-app.command("perplexity", cls=Command, rich_help_panel="Quality")(perplexity)
-app.command("eval", cls=Command, rich_help_panel="Quality")(eval_)
-app.add_typer(config, name="config")
-app.add_typer(bench, name="bench")
-app.add_typer(export, name="export")
-app.add_typer(deploy, name="deploy")
 
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from stretto.cli.commands import new_app
 
-@app.callback(invoke_without_command=True)
-def _root(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-) -> None:
-    """Language models, and models of other kinds, on your own machine."""
-    if version:
-        from stretto import __version__
-
-        typer.echo(f"stretto {__version__}")
-        raise typer.Exit
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+    globals()["app"] = made = new_app()
+    return made
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -121,12 +44,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # see above
     with _terminable():
         code = _run(_without_debug(given), debug)
+    if code == EXIT_INTERRUPTED and arguments is None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C shows no traceback of the cleaning up
     sys.exit(code)
 
 
 def _run(arguments: list[str], debug: bool) -> int:
     """Run a command and return its exit code; an error is printed on stderr."""
     try:
+        from stretto.cli.commands import NAMES, new_app
+
+        is_known = bool(arguments) and arguments[0] in NAMES
+        app = new_app(arguments[:1] if is_known else NAMES)
         code = app(arguments, prog_name="stretto", standalone_mode=False)
         sys.stdout.flush()
         if code == EXIT_INTERRUPTED:  # some versions of typer catch Ctrl-C and say so in this way
@@ -138,20 +67,31 @@ def _run(arguments: list[str], debug: bool) -> int:
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (KeyboardInterrupt, typer.Abort):
-        print("\ninterrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    except KeyboardInterrupt:
+        return _interrupted()
     except Exception as error:
+        if type(error).__name__ == "Abort":  # the parser's, at a prompt
+            return _interrupted()
         if debug:
             import traceback
 
             traceback.print_exc()
+        from stretto.cli.output import clean
+
         print(f"error: {clean(_message(error))}", file=sys.stderr)
         return EXIT_ERROR
 
 
+def _interrupted() -> int:
+    print("\ninterrupted", file=sys.stderr)
+    return EXIT_INTERRUPTED
+
+
 def _message(error: Exception) -> str:
     """The message of an error: our own, that of the command-line parser, or that this is a bug."""
+    from stretto.cli.unknown import renamed
+    from stretto.errors import StrettoError
+
     if isinstance(error, StrettoError):
         return str(error)
     # The parser's exceptions live in click or inside typer, depending on typer's version.

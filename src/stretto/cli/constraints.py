@@ -47,19 +47,21 @@ def constraint(
     >>> constraint(None, None, "[0-9]+", None).kind
     'regex'
     """
-    from stretto import Grammar
-
     given = {"--schema": schema, "--grammar": grammar, "--regex": regex, "--choice": choices or None}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
         raise InvalidRequest(f"an answer has one constraint; {' and '.join(names)} were given")
+    if not names:
+        return None
+    from stretto import Grammar
+
     if schema is not None:
         return Grammar.json(text_or_file("--schema", schema))
     if grammar is not None:
         return Grammar.lark(text_or_file("--grammar", grammar))
     if regex is not None:
         return Grammar.regex(regex)
-    return Grammar.choices(choices) if choices else None
+    return Grammar.choices(choices or ())
 
 
 def text_or_file(option: str, value: str) -> str:

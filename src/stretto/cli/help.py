@@ -1,8 +1,12 @@
-"""Help pages in words: no names of Python's types, and nothing beside a switch that takes no value."""
+"""Help pages in words: no names of Python's types, and nothing beside a switch that takes no value.
+
+Values are read here where they are plain: newer versions of typer import pydantic for each of them, which
+takes longer than everything else before a model is loaded.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from typer.core import TyperCommand, TyperGroup
 
@@ -42,6 +46,48 @@ def _form(command: Any) -> str:
     return " ".join([command.name, *words])
 
 
+class PlainValues:
+    """Reads the values of a parameter in place of typer's reader, which gets what is not plain, or wrong."""
+
+    def __init__(self, param: Any) -> None:
+        self._full = param.get_runtime_param  # typer's, made when it is called
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """The value of the parameter's type."""
+        kind, info = param.type_descriptor.annotation, param.type_descriptor.parameter_info
+        if value is None:
+            return () if param.multiple or param.nargs == -1 else None
+        limits = [
+            name for name in ("parser", "click_type", "min", "max") if getattr(info, name, None) is not None
+        ]
+        if not limits:
+            if kind is str and isinstance(value, str):
+                return value
+            if kind is int and (type(value) is int or (isinstance(value, str) and _is_digits(value))):
+                return int(value)
+            if kind is float and (type(value) is float or (isinstance(value, str) and _is_decimal(value))):
+                return float(value)
+            if get_origin(kind) is Literal and isinstance(value, str) and value in get_args(kind):
+                return value
+            if (
+                kind == list[str]
+                and not isinstance(value, str)
+                and all(isinstance(one, str) for one in value)
+            ):
+                return list(value)
+        elif limits == ["parser"] and type(value) is int and value == param.default:
+            return value  # which the command itself wrote
+        return self._full().coerce(value, param=param, ctx=ctx)
+
+
+def _is_digits(text: str) -> bool:
+    return text.isascii() and text.removeprefix("-").isdigit()
+
+
+def _is_decimal(text: str) -> bool:
+    return _is_digits(text.replace(".", "", 1)) and text[-1:] != "."
+
+
 def value_name(type_name: str) -> str:
     """How help calls a value, from how typer calls its type.
 
@@ -55,7 +101,10 @@ def value_name(type_name: str) -> str:
 
 
 def _in_words(param: Any, ctx: Any) -> Any:
-    """A parameter with a name for its value; the second time it has one."""
+    """A parameter with a name for its value, read plainly; the second time it has both."""
+    if hasattr(param, "get_runtime_param") and "get_runtime_param" not in vars(param):
+        values = PlainValues(param)
+        param.get_runtime_param = lambda: values
     if param.param_type_name == "argument":
         # Its name stands in a column of its own, and says what it is. Only newer versions have the method.
         if hasattr(param, "display_type_rich"):
