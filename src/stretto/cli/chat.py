@@ -39,6 +39,7 @@ def chat(
     threads: o.Threads = None,
     precision: o.Precision = "standard",
     repack: o.Repack = "auto",
+    server: o.Server = True,
 ) -> None:
     """Chat with a model; /help lists the commands.
 
@@ -74,6 +75,7 @@ def chat(
         cells=cells,
         precision=precision,
         repack=o.REPACK[repack],
+        server=server,
     )
     with open_model(model, vision=vision) as llm:
         session = Chat(

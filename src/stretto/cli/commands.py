@@ -15,7 +15,7 @@ from stretto.cli.help import Command, Group
 
 # Commands by the panel of the help page; each is a function in a module of its own name here.
 PANELS = {
-    "": "chat run parallel serve pull models rm merge inspect tokenize devices doctor docs compare",
+    "": "chat run parallel serve ps stop pull models rm merge inspect tokenize devices doctor docs compare",
     "Other kinds of models": "embed rerank classify detect segment read transcribe",
     "Files in other formats": "quantize convert imatrix",
     "Quality": "score perplexity eval",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -79,10 +80,13 @@ class Answer:
 
 def open_images(paths: Iterable[Path], vision: str | None) -> list[Image]:
     """Open image files, before the model is loaded."""
+    paths = list(paths)
+    if not paths:
+        return []
     from stretto.vision import Image
 
     images = [Image.open(path.expanduser()) for path in paths]
-    if images and vision is None:
+    if vision is None:
         raise InvalidRequest("--image needs --vision, the mmproj file that lets the model see")
     return images
 
@@ -98,27 +102,50 @@ def open_llm(
     repack: bool | str = "auto",
     vision: str | None = None,
     kv: str = "f16",
+    server: bool = False,
 ) -> LLM:
-    """Load a model; one that is not here is fetched first. Both are shown on stderr."""
-    from rich.text import Text
+    """Load a model; one that is not here is fetched first. Both are shown on stderr.
 
-    from stretto import llm
+    With `server` it may be one that a running server of this user has loaded in the same way.
+    """
+    from stretto.cli import remote
     from stretto.cli.pull import pull_missing
 
+    options: dict[str, Any] = {
+        "backend": backend,
+        "device": device,
+        "threads": threads,
+        "cells": cells,
+        "kv": kv,
+        "precision": precision,
+        "repack": repack,
+    }
+
+    def load_here() -> LLM:
+        from stretto import llm
+
+        with _shown(f"loading {clean(model)}"):
+            return llm.load(model, vision=vision, **options)
+
+    if server and (found := remote.find(model, vision=vision, open_here=load_here, **options)) is not None:
+        return found
     pull_missing(model)
-    screen = console(stderr=True)
-    with screen.status(Text(f"loading {clean(model)}")) if screen.is_terminal else nullcontext():
-        return llm.load(
-            model,
-            backend=backend,
-            device=device,
-            threads=threads,
-            cells=cells,
-            kv=kv,
-            precision=precision,
-            repack=repack,
-            vision=vision,
-        )
+    return load_here()
+
+
+@contextmanager
+def _shown(text: str) -> Iterator[None]:
+    """Show a line on stderr meanwhile, in a terminal; without rich, which takes time itself."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield
+        return
+    sys.stderr.write(f"\r{text} …")
+    sys.stderr.flush()
+    try:
+        yield
+    finally:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
 
 
 def say(

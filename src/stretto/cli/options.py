@@ -255,6 +255,15 @@ Repack = Annotated[
     ),
 ]
 REPACK: dict[str, bool | str] = {"auto": "auto", "yes": True, "no": False, "shared": "shared"}
+Server = Annotated[
+    bool,
+    typer.Option(
+        "--server/--no-server",
+        help="Ask a `stretto serve` of yours that has this model loaded in the same way, if one runs; the "
+        "text is the same.",
+        rich_help_panel=_MACHINE,
+    ),
+]
 Precision = Annotated[
     Literal["standard", "high"],
     typer.Option(help="Activations in 8 bits, or in 16: slower, exacter.", rich_help_panel=_MACHINE),

@@ -73,6 +73,7 @@ def run(
     threads: o.Threads = None,
     precision: o.Precision = "standard",
     repack: o.Repack = "auto",
+    server: o.Server = True,
 ) -> None:
     """Answer one prompt, and show the text as it comes.
 
@@ -120,7 +121,7 @@ def run(
         "repack": o.REPACK[repack],
     }
     with ExitStack() as stack:
-        llm = stack.enter_context(open_llm(model, vision=vision, **machine))
+        llm = stack.enter_context(open_llm(model, vision=vision, server=server, **machine))
         if draft is not None:
             settings["draft"] = _drafter(draft, stack, machine)
         settings["adapter"] = load_adapters(llm, adapter or [])
@@ -196,8 +197,6 @@ def _asked(llm: LLM, parts: Parts, system: str | None, arguments: dict[str, Any]
 
 
 def _print(llm: LLM, prompt: str | list[int] | Parts, settings: dict[str, Any], model: str) -> None:
-    from dataclasses import asdict
-
     from stretto.cli.output import print_json
 
     result = llm.generate(prompt, **settings)
@@ -207,8 +206,8 @@ def _print(llm: LLM, prompt: str | list[int] | Parts, settings: dict[str, Any], 
         "tokens": result.tokens,
         "finish_reason": result.finish_reason,
         "stop_reason": result.stop_reason,
-        "usage": {**asdict(result.usage), "total_tokens": result.usage.total_tokens},
-        "timings": {**asdict(result.timings), "tokens_per_second": result.timings.tokens_per_second},
+        "usage": {**vars(result.usage), "total_tokens": result.usage.total_tokens},
+        "timings": {**vars(result.timings), "tokens_per_second": result.timings.tokens_per_second},
         "seed": result.seed,
         "model": model,
     }

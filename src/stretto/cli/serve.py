@@ -132,6 +132,14 @@ def serve(
         str,
         typer.Option(help="The address to listen on, or several, as 127.0.0.1,::1.", rich_help_panel=_ACCESS),
     ] = "127.0.0.1",
+    local: Annotated[
+        bool,
+        typer.Option(
+            "--socket/--no-socket",
+            help="Listen on a Unix socket too, where your own stretto run, chat, ps and stop find it.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = True,
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", rich_help_panel=_ACCESS)] = 8080,
     api_key: Annotated[
         list[str] | None,
@@ -273,6 +281,7 @@ def serve(
         disabled=tuple(disable or ()),
         idle_seconds=unload_after,
         remote_images=remote_images,
+        local=local,
         slot_path=slot_save_path,
         defaults=parse_defaults(default or ()),
         template_arguments=parse_arguments(chat_template_kwargs),

@@ -19,6 +19,7 @@ from stretto.errors import InvalidRequest
 from stretto.server.app import create_app
 from stretto.server.descriptors import with_descriptors
 from stretto.server.guard import JsonLines, TextLines
+from stretto.server.local import LocalSocket
 from stretto.server.protocol import protocol
 from stretto.server.registry import Opener
 from stretto.server.settings import Settings
@@ -46,6 +47,12 @@ class Server(uvicorn.Server):
         self.guard = create_app(settings, opener)
         self._listening = _listen(settings)
         self.address = _address(settings.addresses[0], self._listening[0])
+        try:
+            self._local = LocalSocket(self.guard.state, self.address) if settings.local else None
+        except BaseException:
+            for one in self._listening:
+                one.close()
+            raise
         self._owns_process = False
         self._waiting: Waiting = lambda n_running: None
         config = uvicorn.Config(
@@ -108,6 +115,12 @@ class Server(uvicorn.Server):
         if (n_running := len(self.guard.state.generations)) and not again:
             self._waiting(n_running)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let requests of the local socket finish too, before models are closed."""
+        if self._local is not None:
+            await self._local.close()
+        await super().shutdown(sockets)
+
     async def _live(self, started: Callable[[str], None], signals: bool) -> None:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(HELPER_THREADS, HELPER_THREAD_NAME))
@@ -123,6 +136,8 @@ class Server(uvicorn.Server):
         """Call `started` once the server listens; at shutdown, cancel requests that do not finish in time."""
         while not self.started:
             await asyncio.sleep(START_POLL_SECONDS)
+        if self._local is not None:
+            await self._local.serve()
         started(self.address)
         while not self.should_exit:
             await asyncio.sleep(END_POLL_SECONDS)

@@ -137,6 +137,7 @@ class Settings:
     disabled: tuple[str, ...] = ()  # paths that are not served, with all below them; "/": the page
     remote_images: bool = False
     slot_path: Path | None = None  # where llama-server's clients save texts
+    local: bool = False  # listen on a Unix socket for commands of the same user
     defaults: Mapping[str, Any] = field(default_factory=dict)  # options of requests that do not say them
     repeat_guard: bool = True  # for requests that do not say; see `stretto.engine.repeats`
     template_arguments: Mapping[str, Any] = field(default_factory=dict)  # of templates that read them

@@ -1,0 +1,88 @@
+"""`stretto stop`: end servers of this user on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stretto.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from stretto.local import Connection
+
+PATIENCE_SECONDS = 30.0  # running requests have ten by default
+POLL_SECONDS = 0.05
+
+
+def stop(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME|PID]", help="A model that the server serves, or its process id."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Stop all servers of yours.")] = False,
+) -> None:
+    """Stop a running server of yours, as Ctrl-C does: requests that run may finish first.
+
+    Without a name there has to be one server alone; stretto ps lists them.
+    """
+    from stretto.cli.ps import shown
+    from stretto.local import servers
+
+    if name is not None and everything:
+        raise InvalidRequest("give a name or a process id, or --all, not both")
+    found = list(servers())
+    try:
+        chosen = [one for one in found if everything or name is None or _is_meant(shown(one.about), name)]
+        if not chosen and not (everything and not found):
+            listed = ", ".join(_label(shown(one.about)) for one in found)
+            which = f"of {name!r} " if name else ""
+            raise InvalidRequest(
+                f"no server {which}is running"
+                + (f"; there is {listed}" if listed else "; stretto ps lists them")
+            )
+        if len(chosen) > 1 and not everything:
+            listed = ", ".join(_label(shown(one.about)) for one in chosen)
+            raise InvalidRequest(f"there are {len(chosen)}: {listed}; give a process id, or --all")
+        for one in chosen:
+            _end(one)
+            typer.echo(f"stopped {_label(shown(one.about))}")
+    finally:
+        for one in found:
+            one.close()
+
+
+def _is_meant(about: dict[str, Any], name: str) -> bool:
+    names = [model["name"] for model in about["models"]]
+    return name == str(about["pid"]) or name in names
+
+
+def _label(about: dict[str, Any]) -> str:
+    from stretto.cli.output import clean
+
+    names = ", ".join(model["name"] for model in about["models"])
+    return clean(f"{about['pid']} ({names})")
+
+
+def _end(connection: Connection) -> None:
+    """Send the signal to the process that holds the socket, and wait until it has ended."""
+    pid = connection.peer.pid
+    if pid <= 1 or pid != connection.about.get("pid"):
+        raise InvalidRequest(
+            f"process {pid} holds the socket {connection.path}, and says that it is "
+            f"{connection.about.get('pid')!r}; it is not stopped"
+        )
+    os.kill(pid, signal.SIGTERM)
+    connection.close()
+    end = time.monotonic() + PATIENCE_SECONDS
+    with suppress(ProcessLookupError):
+        while time.monotonic() < end:
+            os.kill(pid, 0)
+            time.sleep(POLL_SECONDS)
+        raise InvalidRequest(
+            f"process {pid} has not ended within {PATIENCE_SECONDS:g} s; kill {pid} may help"
+        )
