@@ -16,6 +16,7 @@ ALLOWED = {
     "errors": set(),
     "forking": set(),
     "kernels": set(),
+    "local": set(),
     "options": set(),
     "weights": set(),
     "text": {"weights"},
@@ -104,6 +105,7 @@ ALLOWED = {
         "hooks",
         "llm",
         "load",
+        "local",
         "models",
         "parallel",
         "quantize",  # of /api/create
@@ -128,6 +130,7 @@ ALLOWED = {
         "export",
         "hardware",
         "llm",
+        "local",
         "models",
         "quantize",
         "router",

@@ -40,7 +40,7 @@ def new_app(names: Iterable[str] = NAMES) -> typer.Typer:
     for name in names:
         found: Any = getattr(import_module(f"stretto.cli.{name}"), FUNCTIONS.get(name, name))
         if name in PANEL_OF:
-            panel = {"rich_help_panel": PANEL_OF[name]} if PANEL_OF[name] else {}
+            panel: dict[str, Any] = {"rich_help_panel": PANEL_OF[name]} if PANEL_OF[name] else {}
             app.command(name, cls=Command, **panel)(found)
         else:
             app.add_typer(found, name=name)

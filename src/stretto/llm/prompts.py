@@ -40,8 +40,6 @@ def _check_kind(prompt: object, param: str) -> None:
     """Raise for what cannot be token ids, with the call that takes it where there is one."""
     is_list = isinstance(prompt, list)
     first = prompt[0] if isinstance(prompt, list) and prompt else prompt
-    if isinstance(first, int):
-        return
     if isinstance(first, Mapping):
         hint = "; llm.chat takes a list of messages"
     elif is_list and isinstance(first, str):

@@ -31,7 +31,6 @@ from stretto.server.state import State
 from stretto.server.usage import resident
 
 if TYPE_CHECKING:
-    from stretto.engine.aio import AsyncStream
     from stretto.engine.types import Result, Token
 
 log = logging.getLogger("stretto.server")
@@ -230,7 +229,7 @@ class _Talk:
 class _Generation:
     """A stream among the generations of the server."""
 
-    def __init__(self, stream: AsyncStream, lease: Lease, name: str) -> None:
+    def __init__(self, stream: Any, lease: Lease, name: str) -> None:
         self._stream = stream
         self.id, self.path, self.model = name, PATH, lease.slot.name
         self.caller, self.since, self.n_images = Caller(admin=True), time.monotonic(), 0
