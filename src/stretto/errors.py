@@ -10,6 +10,7 @@
     ├── ContextOverflow     a prompt is longer than the model's context
     ├── CacheFull           a batch needs more cells than are free
     ├── QueueFull           too many requests wait already
+    │   └── GrammarsBusy    too many grammars of this caller wait to be compiled
     ├── Unsupported         this backend cannot do that; the message names one that can
     └── Cancelled           the request was cancelled before there was anything to return
 
@@ -114,6 +115,10 @@ class QueueFull(StrettoError):
     def __init__(self, message: str, *, n_waiting: int | None = None) -> None:
         super().__init__(message)
         self.n_waiting = n_waiting
+
+
+class GrammarsBusy(QueueFull):
+    """`n_waiting` grammars of this caller wait to be compiled, as many as allowed; try again later."""
 
 
 class Unsupported(StrettoError):

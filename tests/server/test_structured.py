@@ -2,7 +2,10 @@
 
 import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import jsonschema
 import ollama
 import openai
@@ -11,6 +14,7 @@ import pytest
 
 from serving import serving, visiting
 from stretto.server.settings import RequestLimits
+from stretto.structured import workers
 from stretto.testing import mock_llm
 
 PERSON = {
@@ -146,3 +150,43 @@ def test_schemas_have_a_limit():
     with visiting(limits=RequestLimits(schema=100)) as (_, web):
         refused = web.post("/v1/chat/completions", json={**CHAT, "response_format": shape})
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "over_limit")
+
+
+SLOW = {  # rewritten in several ways, none of which the parser takes
+    "type": "string",
+    "allOf": [{"pattern": "^([a-z][0-9])+$"}, {"pattern": "^((c1d3g3).{4,8}){6}"}, {"pattern": "(t|8){10}$"}],
+}
+
+
+def slow_schema(number):
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": {**SLOW, "minLength": 900 + number}},
+    }
+
+
+def test_slow_schemas_of_one_key_delay_only_its_own(monkeypatch):
+    """Another key's schema is compiled meanwhile; slow ones are refused as such, or may be tried again."""
+    monkeypatch.setattr(workers, "MAX_CPU_SECONDS", 0.05)
+    opener = lambda entry: mock_llm(lambda seen: [(7 * t + len(seen)) % 13 for t in range(258)])  # noqa: E731
+    with serving(opener, api_keys=("ann", "bob")) as server, ThreadPoolExecutor(48) as pool:
+
+        def ask(key, form):
+            headers = {"authorization": f"Bearer {key}"}
+            body = {**CHAT, "response_format": form}
+            return httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+
+        answers = [pool.submit(ask, "ann", slow_schema(i)) for i in range(48)]
+        while not any(thread.name == "stretto-grammar" for thread in threading.enumerate()):
+            pass
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": PERSON}}
+        fine = ask("bob", form)
+        assert fine.status_code == 200, fine.text
+        jsonschema.validate(json.loads(fine.json()["choices"][0]["message"]["content"]), PERSON)
+        n_threads = sum(thread.name == "stretto-grammar" for thread in threading.enumerate())
+        assert 1 <= n_threads <= workers.N_WORKERS // 2
+        refused = {future.result().status_code for future in answers}
+    assert refused == {400, 503}
+    busy = next(f.result() for f in answers if f.result().status_code == 503)
+    assert int(busy.headers["retry-after"]) > 0
+    assert busy.json()["error"]["code"] == "grammars_busy"

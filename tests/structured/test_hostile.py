@@ -4,11 +4,12 @@ import json
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
-from stretto import Grammar, InvalidRequest
-from stretto.structured import Compiler, as_grammar, compiler, guide
+from stretto import Grammar, GrammarsBusy, InvalidGrammar, InvalidRequest
+from stretto.structured import Compiler, as_grammar, compiler, guide, workers
 from stretto.structured.checks import MAX_CHARACTERS, MAX_DEPTH, MAX_LARK_CHARACTERS
 from stretto.testing import byte_tokenizer, mock_llm
 
@@ -158,7 +159,7 @@ def test_what_grows_too_large_on_the_way_ends_there(compile_):
 
 CHAINS = r"""
 import json, sys
-from stretto import Grammar, InvalidRequest
+from stretto import Grammar, GrammarsBusy, InvalidGrammar, InvalidRequest
 from stretto.structured import Compiler
 from stretto.structured.checks import MAX_LARK_CHARACTERS, MAX_CHARACTERS
 from stretto.testing import byte_tokenizer
@@ -207,21 +208,91 @@ def test_long_chains_of_definitions_do_not_end_the_process():
     assert "compiled" in ran.stdout
 
 
-def test_what_takes_too_long_is_given_up(monkeypatch):
-    """Its thread goes on for a while; a few of those are all there can be, and others are not held up."""
-    gate = threading.Event()
-    worker = compiler.Worker()
-    for _ in range(compiler.MAX_ABANDONED_WORKERS):
-        with pytest.raises(InvalidRequest, match="takes longer than"):
-            worker.run(gate.wait, 0.01)
-    with pytest.raises(InvalidRequest, match="still being compiled"):
-        worker.run(lambda: 1, 1)
-    gate.set()
-    for thread in worker._abandoned:
-        thread.join()
-    assert worker.run(lambda: 1, 5) == 1
+def spin(started=None):
+    """Work that ends only when its budget does."""
+    if started is not None:
+        started.set()
+    while True:
+        workers.check_budget()
+
+
+def test_processor_time_is_limited_and_not_the_clock(monkeypatch):
+    monkeypatch.setattr(workers, "MAX_CPU_SECONDS", 0.02)
+    mine = workers.Workers()
+    assert mine.run(lambda: time.sleep(0.1) or workers.check_budget() or "slept") == "slept"
+    with pytest.raises(InvalidGrammar, match=r"more than 0\.02 s of processor time"):
+        mine.run(spin)
     with pytest.raises(KeyError):
-        worker.run(lambda: {}["missing"], 5)
+        mine.run(lambda: {}["missing"])
+
+
+def test_one_caller_leaves_threads_to_others():
+    """However many slow grammars one caller has, that of another is compiled at once."""
+    mine = workers.Workers(2)
+    started = threading.Event()
+    slow = [mine.submit(lambda: spin(started), "one") for _ in range(10)]
+    assert started.wait(30)
+    assert mine.submit(lambda: "compiled", "two").result(30) == "compiled"
+    assert sum(job.running() for job in slow) == 1
+    for job in slow:
+        job.cancel()
+
+
+def test_callers_take_turns():
+    mine, gate, order = workers.Workers(1), threading.Event(), []
+    jobs = [mine.submit(gate.wait, "one")]
+    for caller in ("one", "one", "two", "three"):
+        jobs.append(mine.submit(lambda caller=caller: order.append(caller), caller))
+    gate.set()
+    for job in jobs:
+        job.result(30)
+    assert order == ["two", "three", "one", "one"] or order == ["one", "two", "three", "one"]
+
+
+def test_abandoned_work_stops():
+    mine, started = workers.Workers(2), threading.Event()
+    job, waiting = mine.submit(lambda: spin(started)), mine.submit(lambda: "not wanted")
+    assert started.wait(30)
+    assert waiting.cancel()
+    job.cancel()
+    with pytest.raises(InvalidGrammar):
+        job.result(30)
+    assert mine.run(lambda: 1) == 1
+
+
+def test_a_caller_with_too_many_grammars_is_told_to_try_again():
+    mine, gate = workers.Workers(2), threading.Event()
+    jobs = [mine.submit(gate.wait, "one") for _ in range(workers.MAX_WAITING + 1)]
+    with pytest.raises(GrammarsBusy, match="of this caller") as caught:
+        mine.submit(lambda: 1, "one")
+    assert caught.value.n_waiting == workers.MAX_WAITING
+    assert mine.submit(lambda: 1, "two").result(30) == 1
+    jobs.pop().cancel()
+    jobs.append(mine.submit(lambda: 1, "one"))
+    gate.set()
+    assert [bool(job.result(30)) for job in jobs] == [True] * len(jobs)
+
+
+SLOW = {  # rewritten in several ways, none of which the parser takes
+    "type": "string",
+    "allOf": [
+        {"pattern": "^([a-z][0-9])+$"},
+        {"pattern": "^((c1d3g3).{4,8}){6,6}"},
+        {"pattern": "(t|8){10,10}$"},
+    ],
+    "minLength": 1000,
+}
+
+
+def test_a_slow_schema_is_refused_once_and_remembered(monkeypatch):
+    monkeypatch.setattr(workers, "MAX_CPU_SECONDS", 0.05)
+    tokenizer = byte_tokenizer()
+    mine, jobs = Compiler(tokenizer, tokenizer.n_vocab), []
+    for _ in range(3):
+        with pytest.raises(InvalidGrammar, match="of processor time"):
+            mine.compile(Grammar.of_schema(SLOW))
+        monkeypatch.setattr(workers.Job, "work", lambda job: jobs.append(job))  # nothing is compiled again
+    assert jobs == []
 
 
 def test_a_grammar_that_is_slow_to_step_ends_its_own_request(monkeypatch):

@@ -173,9 +173,10 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
     rest = dict(options)
     sampling = SamplingParams(**{name: rest.pop(name) for name in SAMPLING_NAMES if name in rest})
     if rest.get("grammar") is not None:
-        from stretto.structured.grammar import as_grammar
+        from stretto.structured import Compiled, as_grammar
 
-        rest["grammar"] = as_grammar(rest["grammar"])
+        if not isinstance(rest["grammar"], Compiled):
+            rest["grammar"] = as_grammar(rest["grammar"])
     loop = rest.pop("loop", "auto")
     if loop not in ("auto", "python", "fused"):
         raise InvalidRequest(

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from stretto.engine.params import SamplingOptions
     from stretto.parallel import ParallelOptions, ParallelStream, ParallelText
     from stretto.parallel.aio import AsyncParallelStream
-    from stretto.structured import Grammar, Guide
+    from stretto.structured import Compiled, Grammar, Guide
     from stretto.vision.vision import Vision
 
 Floats = NDArray[np.float32]
@@ -256,6 +256,14 @@ class LLM(Texts, Scoring, EngineModel):
         from stretto.structured import as_grammar
 
         return self._engine.grammars.compile(as_grammar(grammar)).guide()
+
+    async def compile_grammar(self, grammar: Grammar | Callable[[], Grammar], caller: str = "") -> Compiled:
+        """A grammar, or the one that a function makes, compiled for the option `grammar`.
+
+        The event loop goes on meanwhile. Callers of a server share the threads that compile: a caller's slow
+        grammars delay its own alone.
+        """
+        return await self._engine.grammars.acompile(grammar, caller)
 
     def restore(
         self, path: str | os.PathLike[str], *, share: bool = False, cache_salt: str | None = None

@@ -386,6 +386,25 @@ class Texts:
 
         return plan_tools(self._template, self.tokenizer, tools, tool_choice, parallel)
 
+    async def atool_plan(
+        self,
+        tools: Tools | None,
+        tool_choice: Choice | None = None,
+        parallel: bool = True,
+        *,
+        caller: str = "",
+    ) -> ToolPlan:
+        """As `tool_plan`; the event loop goes on while schemas of parameters are rewritten.
+
+        That may take long: callers of a server share its threads, as those of `compile_grammar`.
+        """
+        import asyncio  # these two are not for those who never await
+
+        from stretto.structured.workers import WORKERS
+
+        job = WORKERS.submit(lambda: self.tool_plan(tools, tool_choice, parallel), caller)
+        return cast(ToolPlan, await asyncio.wrap_future(job))
+
     def _run(self, several: list[Branches]) -> list[Result | list[Result]]:
         """Step the engine until all have finished."""
         self._engine.complete([branches.requests for branches in several])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,23 +17,29 @@ from stretto.tools.following import Event, whole_calls
 from stretto.tools.plan import ToolPlan
 
 
-async def plan_of(body: ChatRequest, llm: LLM, limits: RequestLimits) -> ToolPlan:
+async def plan_of(body: ChatRequest, llm: LLM, limits: RequestLimits, caller: str) -> ToolPlan:
     """The tool plan of a chat request."""
     choice = body.tool_choice
     check_count(body.tools, limits)
     tools = None if body.tools is None else [tool.model_dump(exclude_none=True) for tool in body.tools]
     named = choice.model_dump() if isinstance(choice, NamedTool) else choice
-    return await tool_plan(llm, tools, named, limits, body.parallel_tool_calls is not False)
+    return await tool_plan(llm, tools, named, limits, body.parallel_tool_calls is not False, caller=caller)
 
 
 async def tool_plan(
-    llm: LLM, tools: list[dict[str, Any]] | None, choice: Any, limits: RequestLimits, parallel: bool = True
+    llm: LLM,
+    tools: list[dict[str, Any]] | None,
+    choice: Any,
+    limits: RequestLimits,
+    parallel: bool = True,
+    *,
+    caller: str,
 ) -> ToolPlan:
-    """As `llm.tool_plan`, with the limits of the server; an empty list is no tools."""
+    """As `llm.atool_plan`, with the limits of the server; an empty list is no tools."""
     if tools:
         check_count(tools, limits)
         check_size("tools", tools, limits)
-        return await asyncio.to_thread(llm.tool_plan, tools, choice, parallel)
+        return await llm.atool_plan(tools, choice, parallel, caller=caller)
     return llm.tool_plan(None, choice)
 
 

@@ -25,7 +25,7 @@ async def planned(
     body: ChatRequest, generation: Generation, settings: Settings, thinking: dict[str, Any] | None = None
 ) -> tuple[ToolPlan, Prompt]:
     """The plan of the tools, and the prompt as a function that makes it."""
-    plan = await plan_of(body, generation.lease.llm, settings.limits)
+    plan = await plan_of(body, generation.lease.llm, settings.limits, generation.caller.name)
     return plan, await prompt_of(body, generation, settings, plan, thinking)
 
 

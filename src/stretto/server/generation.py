@@ -84,6 +84,8 @@ class Generation:
         options["timeout"] = min(timeout, left) if timeout is not None else left
         if self.lease.llm.backend.capabilities.fused and not FOR_PYTHON & options.keys():
             options["loop"] = "fused"
+        if (grammar := options.get("grammar")) is not None:
+            options["grammar"] = await self.lease.llm.compile_grammar(grammar, self.caller.name)
         choose_adapter(options, self.lease)
         self.adapter = options.get("adapter")
         options["cache_salt"] = self.caller.salt or None

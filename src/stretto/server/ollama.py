@@ -177,7 +177,7 @@ async def _generated(state: State, asked: _Asked, request: Request) -> Response:
     async def start(generation: Generation) -> ToolPlan:
         llm = generation.lease.llm
         check_context(wanted, llm.context_length)
-        plan = await tool_plan(llm, tools, None, limits)
+        plan = await tool_plan(llm, tools, None, limits, caller=generation.caller.name)
         prompt = await _prompt(generation, asked, plan, state)
         await generation.start([prompt], plan.options({**options, "reasoning": asked.whole is None}))
         return plan

@@ -113,7 +113,7 @@ def is_longer(value: Any, most: int) -> bool:
 
 def _schema(name: str, schema: dict[str, Any], limits: RequestLimits, closed: bool = False) -> Grammar:
     check_size(name, schema, limits)
-    return _named(name, lambda: Grammar.json(schema, closed=closed))
+    return _named(name, lambda: Grammar.of_schema(schema, closed=closed))
 
 
 def _grammar(given: Any, limits: RequestLimits) -> Grammar:
@@ -131,7 +131,7 @@ def _grammar(given: Any, limits: RequestLimits) -> Grammar:
             check_size("grammar.choices", given.choices, limits)
             return Grammar.choices(given.choices)
     check_size("grammar.schema", given.schema_, limits)
-    return Grammar.json(given.schema_)
+    return Grammar.of_schema(given.schema_)
 
 
 def _named(name: str, make: Any) -> Grammar:

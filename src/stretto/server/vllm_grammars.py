@@ -33,7 +33,7 @@ def _of(prefix: str, given: StructuredOutputs) -> Makers:
     """The grammars of an object whose fields have this prefix in messages."""
 
     def schema(value: Any) -> Grammar:
-        return Grammar.json(
+        return Grammar.of_schema(
             value,
             whitespace="compact" if given.disable_any_whitespace else "spaced",
             whitespace_pattern=given.whitespace_pattern,

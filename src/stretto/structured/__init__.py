@@ -5,7 +5,8 @@
     rewrite.py    conditions in a schema, rewritten for the parser: negation, overlap, array_rules,
                   object_rules, unevaluated; closed.py closes objects, places.py follows references
     unique.py     arrays whose items must differ, checked as they are written by scanner.py
-    compiler.py   compiles grammars to matchers, in a worker with limits, and caches them
+    compiler.py   compiles grammars to matchers, and caches them
+    workers.py    the threads that do it, which callers share, with a limit on processor time
     guide.py      where one text stands in its grammar: what may come next, what has to
     after.py      the same for the answer of a model that thinks first
 

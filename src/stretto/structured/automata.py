@@ -16,6 +16,8 @@ from itertools import product
 from math import prod
 from typing import Any
 
+from stretto.structured.workers import check_budget
+
 LAST = 0x10FFFF
 MAX_WORK = 1_000_000  # for one automaton: parts of its states, for each class of characters; below 1 s
 MAX_WORK_IN_ALL = 4_000_000  # for all automata of a schema
@@ -294,6 +296,7 @@ def _meter() -> Callable[[int], None]:
     left, in_all = [MAX_WORK], _work.get()
 
     def spend(cost: int) -> None:
+        check_budget()
         for budget in (left, in_all or left):
             budget[0] -= cost
             if budget[0] < 0:

@@ -1,19 +1,17 @@
-"""Compiles grammars to matchers: in a worker with limits, once for each content.
+"""Compiles grammars to matchers: in one of the `workers`, once for each content.
 
-The worker is a thread with a large stack, since the compiler recurses along chains of definitions (a chain as
-long as `checks.MAX_CHARACTERS` fits in). It works without the GIL. A compilation that takes too long is
-abandoned: its thread runs until the compiler's own limits end it, and the number of such threads is limited.
+Their stacks are large, since the compiler recurses along chains of definitions (a chain as long as
+`checks.MAX_CHARACTERS` fits in). Native parts run without the GIL.
 """
 
 from __future__ import annotations
 
 import json
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,16 +28,14 @@ from stretto.structured.merged import merged
 from stretto.structured.quoting import with_quotable_patterns
 from stretto.structured.scanner import UNIQUE_KEY
 from stretto.structured.unique import TokenTable, UniqueItems
+from stretto.structured.workers import WORKERS, Stopped, check_budget
 from stretto.text.tokenizer import Tokenizer
 from stretto.text.vocabulary import TokenType
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-MAX_SECONDS = 10.0  # for a grammar; most take milliseconds
 MAX_CACHED_GRAMMARS = 64
-MAX_ABANDONED_WORKERS = 2  # timed out, and still running
-STACK_BYTES = 256 << 20  # address space; memory is taken as it is used
 
 # Sizes that the matcher may build, in its own units. The cost of a step grows with the square of how many
 # symbols of a grammar are active at once. In Lark that may be all, in a schema they are few.
@@ -52,6 +48,7 @@ LARK_LIMITS = {**LIMITS, "max_grammar_size": 10_000}
 
 NAMES = {
     "json": "the JSON schema",
+    "schema": "the JSON schema",
     "regex": "the regular expression",
     "lark": "the Lark grammar",
     "choices": "the list of choices",
@@ -67,8 +64,6 @@ REMADE: list[tuple[str, Callable[[Any], Any]]] = [
     ("Unable to determine if regex is empty", merged),
 ]
 MAX_REMADE = 3  # times, one after the other
-
-Value = TypeVar("Value")
 
 
 class Compiled:
@@ -95,25 +90,51 @@ class Compiler:
         self._tokenizer = tokenizer
         self._n_vocab = n_vocab  # of the logits
         self._matched: LLTokenizer | None = None  # the vocabulary for the library
-        self._cache: OrderedDict[Grammar, Compiled] = OrderedDict()
+        self._cache: OrderedDict[Grammar, Compiled | InvalidGrammar] = OrderedDict()
         self._lock = forking.lock()
-        self._worker = Worker()
         self._table: TokenTable | None = None  # for arrays whose items must differ
 
     def compile(self, grammar: Grammar) -> Compiled:
-        """The compiled grammar; raises `InvalidRequest` if it is not valid."""
+        """The compiled grammar; raises `InvalidGrammar` if it is not valid."""
+        return self._cached(grammar) or WORKERS.run(lambda: self._made(grammar))
+
+    async def acompile(self, given: Grammar | Callable[[], Grammar], caller: str) -> Compiled:
+        """As `compile`, for one of several callers who share the workers; raises `GrammarsBusy` too."""
+        if isinstance(given, Grammar) and (compiled := self._cached(given)):
+            return compiled
+        import asyncio  # not for those who never await
+
+        return await asyncio.wrap_future(
+            WORKERS.submit(lambda: self._made(given if isinstance(given, Grammar) else given()), caller)
+        )
+
+    def _cached(self, grammar: Grammar) -> Compiled | None:
+        """A grammar from the cache; raises again what was wrong with it."""
         with self._lock:
-            if compiled := self._cache.get(grammar):
+            if found := self._cache.get(grammar):
                 self._cache.move_to_end(grammar)
-                return compiled
-        tokenizer = self._vocabulary()
-        guide = self._worker.run(lambda: self._compile(grammar, tokenizer), MAX_SECONDS)
-        compiled = Compiled(grammar, guide)
+        if isinstance(found, InvalidGrammar):
+            raise InvalidGrammar(str(found), param=found.param, value=found.value)
+        return found
+
+    def _made(self, grammar: Grammar) -> Compiled:
+        """The compiled grammar; the cache is asked again, since this may have waited behind the same one."""
+        if compiled := self._cached(grammar):
+            return compiled
+        made: Compiled | InvalidGrammar
+        try:
+            made = self._compile(grammar, self._vocabulary())
+        except InvalidGrammar as error:
+            made = error.with_traceback(None)
+        except Stopped as stopped:
+            made = stopped.error()
         with self._lock:
-            self._cache[grammar] = compiled
+            self._cache[grammar] = made
             while len(self._cache) > MAX_CACHED_GRAMMARS:
                 self._cache.popitem(last=False)
-        return compiled
+        if isinstance(made, InvalidGrammar):
+            raise made
+        return made
 
     def _vocabulary(self) -> LLTokenizer:
         with self._lock:
@@ -121,7 +142,8 @@ class Compiler:
                 self._matched = wrap(self._tokenizer)
             return self._matched
 
-    def _compile(self, grammar: Grammar, tokenizer: LLTokenizer) -> Guide:
+    def _compile(self, given: Grammar, tokenizer: LLTokenizer) -> Compiled:
+        grammar = given.prepared()
         matcher = _matcher(grammar, tokenizer)
         unique = self._unique(grammar)
         guide = Guide(matcher, self._n_vocab, tokenizer.vocab_size, self._tokenizer.end_ids, unique)
@@ -130,10 +152,11 @@ class Compiler:
         try:
             first.begin()
             if first.done or len(first.allowed()):
-                return guide
+                return Compiled(grammar, guide)
             reason = "no text fits it"
         except InvalidRequest as error:
             reason = str(error)
+        check_budget()
         if "NoExtension" in reason:
             reason = "no text fits it"
         raise _wrong(grammar, reason)
@@ -146,50 +169,6 @@ class Compiler:
             if self._table is None:
                 self._table = TokenTable(self._tokenizer.all_bytes())
         return UniqueItems(json.loads(grammar.text), self._table)
-
-
-class Worker:
-    """Runs functions in threads of their own, each for a limited time."""
-
-    def __init__(self) -> None:
-        self._lock = forking.lock()
-        self._abandoned: list[threading.Thread] = []
-
-    def run(self, work: Callable[[], Value], seconds: float) -> Value:
-        """The result of `work`, or its exception; `InvalidRequest` if it takes longer than `seconds`."""
-        outcome: list[tuple[Value | None, BaseException | None]] = []
-
-        def task() -> None:
-            try:
-                outcome.append((work(), None))
-            except BaseException as error:
-                outcome.append((None, error))
-
-        with self._lock:
-            self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
-            if len(self._abandoned) >= MAX_ABANDONED_WORKERS:
-                raise InvalidRequest(
-                    f"{MAX_ABANDONED_WORKERS} grammars that took too long are still being compiled; "
-                    "try again later",
-                    param="grammar",
-                )
-            thread = threading.Thread(target=task, name="stretto-grammar", daemon=True)
-            before = threading.stack_size(STACK_BYTES)
-            try:
-                thread.start()
-            finally:
-                threading.stack_size(before)
-        thread.join(seconds)
-        if not outcome:
-            with self._lock:
-                self._abandoned.append(thread)
-            raise InvalidGrammar(
-                f"the grammar takes longer than {seconds:g} s to compile; simplify it", param="grammar"
-            )
-        value, error = outcome[0]
-        if error is not None:
-            raise error
-        return value  # type: ignore[return-value]  # there is one where there is no error
 
 
 def wrap(tokenizer: Tokenizer) -> LLTokenizer:
@@ -237,6 +216,7 @@ def _matcher(grammar: Grammar, tokenizer: LLTokenizer, n_remade: int = 0) -> LLM
 
     limits = llguidance.LLParserLimits(**(LARK_LIMITS if grammar.kind == "lark" else LIMITS))
     for source in _sources(grammar):
+        check_budget()
         matcher: LLMatcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits)
         if not matcher.is_error():
             return matcher

@@ -12,7 +12,7 @@ from stretto.errors import InvalidGrammar, InvalidRequest
 from stretto.structured.checks import check_lark, check_regex, check_schema, check_size, parser_schema
 from stretto.structured.gbnf import gbnf_to_lark
 
-Kind = Literal["json", "regex", "lark", "choices", "tools"]
+Kind = Literal["json", "schema", "regex", "lark", "choices", "tools"]
 
 # The names in llguidance. Separators and white space are regular expressions there.
 WHITESPACE: dict[str, dict[str, Any]] = {
@@ -80,6 +80,20 @@ class Grammar:
             schema = schema.model_json_schema()
         text = parser_schema(check_schema(schema), closed=closed, checks=True)
         return cls("json", text, json.dumps(options))
+
+    @classmethod
+    def of_schema(cls, schema: Any, **options: Any) -> Grammar:
+        """As `json`, but the schema is checked and rewritten when it is compiled.
+
+        For callers that must not wait: rewriting may take seconds.
+        """
+        text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+        check_size(text, "the JSON schema", "schema")
+        return cls("schema", text, json.dumps(options))
+
+    def prepared(self) -> Grammar:
+        """The grammar as the parser takes it."""
+        return self if self.kind != "schema" else Grammar.json(self.text, **json.loads(self.options))
 
     @classmethod
     def regex(cls, pattern: str) -> Grammar:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import perf_counter
+from time import thread_time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +14,7 @@ from stretto.structured.unique import UniqueItems
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-MAX_STEP_SECONDS = 1.0  # for one token; the usual are microseconds
+MAX_STEP_SECONDS = 1.0  # of processor time for one token; the usual are microseconds
 
 _NO_OTHER_ITEM = (
     "the grammar cannot continue: an array with uniqueItems needs another item, and none is left that "
@@ -66,7 +66,7 @@ class Guide:
 
     def skip(self, tokens: list[int]) -> None:
         """Advance by tokens that are there already, before `begin`."""
-        begun = perf_counter()
+        begun = thread_time()
         if not self._matcher.consume_tokens(tokens) or not self._differ(tokens):
             raise InvalidRequest(
                 "the tokens that the answer begins with do not fit the grammar; take others, or leave it out",
@@ -79,7 +79,7 @@ class Guide:
     def mask(self) -> Mask:
         """uint32[n_vocab / 32]: the allowed tokens, the lowest bit first; read-only."""
         if not self._known:
-            begun = perf_counter()
+            begun = thread_time()
             self._matcher.unsafe_compute_mask_ptr(self._address, self._bytes)
             if self._matcher.is_error():
                 raise InvalidGrammar(
@@ -111,7 +111,7 @@ class Guide:
     def push(self, token: int) -> list[int]:
         """Advance by a token; return the forced tokens after it, which count as pushed too."""
         self._known = False
-        begun = perf_counter()
+        begun = thread_time()
         if not self._matcher.consume_token(token) or not self._differ([token]):
             raise InvalidRequest(
                 f"token {token} does not fit the grammar here; take one that `mask` allows",
@@ -166,10 +166,11 @@ class Guide:
 
 
 def _check_time(begun: float) -> None:
-    """Raise if a step took too long: a slow grammar delays all requests."""
-    if (spent := perf_counter() - begun) > MAX_STEP_SECONDS:
+    """Raise if a step took too much processor time: a slow grammar delays all requests."""
+    if (spent := thread_time() - begun) > MAX_STEP_SECONDS:
         raise InvalidGrammar(
-            f"the grammar took {spent:.1f} s for one token; make it less ambiguous, or smaller",
+            f"the grammar took {spent:.1f} s of processor time for one token; make it less ambiguous, or "
+            "smaller",
             param="grammar",
         )
 

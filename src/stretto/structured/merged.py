@@ -19,6 +19,7 @@ from stretto.structured.overlap import Overlap
 from stretto.structured.places import ANNOTATIONS, NotExpressible, Schema, resolve
 from stretto.structured.regular import apart, matches, region
 from stretto.structured.texts import only
+from stretto.structured.workers import check_budget
 
 MAX_DEFINITIONS = 1_000
 MAX_BRANCHES = 256  # of one definition
@@ -92,6 +93,7 @@ class _Merger:
 
     def _branches(self, parts: list[Schema], path: tuple[str, ...] = ()) -> list[Flat]:
         """The ways in which a value may fit all of several schemas."""
+        check_budget()
         found: list[Flat] = [[]]
         for part in parts:
             ways = self._ways(part, path)

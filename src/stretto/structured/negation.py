@@ -20,6 +20,7 @@ from stretto.structured.overlap import TYPES, Overlap, same, type_of, values_of
 from stretto.structured.places import NotExpressible, Schema, dereferenced, escaped, is_old, modern_items
 from stretto.structured.regular import complement, matches, region
 from stretto.structured.texts import only, other_texts
+from stretto.structured.workers import check_budget
 
 MAX_DEPTH = 80
 MAX_SCHEMAS = 2_000  # of one opposite
@@ -71,6 +72,7 @@ class Negation:
     def _negated(self, schema: Schema, place: str, known: Known, depth: int) -> Schema:
         if isinstance(schema, bool):
             return not schema
+        check_budget()
         self._n_schemas += 1
         if depth == 0 or self._n_schemas > MAX_SCHEMAS:
             raise NotExpressible(place, "the opposite of a schema this large is not supported")

@@ -11,6 +11,7 @@ from stretto.structured.formats import APART, WIDE
 from stretto.structured.places import NotExpressible, Schema, dereferenced
 from stretto.structured.regular import disjoint, matches, nothing_common
 from stretto.structured.texts import only
+from stretto.structured.workers import check_budget
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 MAX_DEPTH = 6
@@ -75,6 +76,7 @@ class Overlap:
 
     def types(self, parts: list[Schema], depth: int = MAX_DEPTH) -> frozenset[str]:
         """The types of values that may fit all of some schemas; for the others there is a proof."""
+        check_budget()
         self._n_steps += 1
         every = frozenset(TYPES)
         if self._n_steps > MAX_STEPS or depth == 0:

@@ -37,6 +37,7 @@ from stretto.structured.places import (
 from stretto.structured.regular import apart, without_looking
 from stretto.structured.scanner import UNIQUE_KEY
 from stretto.structured.unevaluated import Unevaluated
+from stretto.structured.workers import check_budget
 
 MAX_SCHEMAS = 20_000  # after rewriting
 MAX_DEPTH = 100
@@ -86,6 +87,7 @@ class _Rewriter:
         if isinstance(schema, bool):
             return schema
         self._n_schemas += 1
+        check_budget()
         if self._n_schemas > MAX_SCHEMAS or depth > MAX_DEPTH:
             raise NotExpressible(place, "the schema becomes too large when its conditions are written out")
         if not isinstance(schema, dict):

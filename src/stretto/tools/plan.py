@@ -49,7 +49,7 @@ class ToolPlan:
 
     def _with_answer(self, options: Mapping[str, Any], answer: Grammar) -> dict[str, Any]:
         """The options where the answer has a schema: it is calls, or JSON that fits; required calls alone."""
-        if answer.kind != "json":
+        if answer.kind not in ("json", "schema"):
             raise InvalidRequest(
                 "grammar with tools: a call has a grammar of its own, beside which an answer may have a JSON "
                 "schema, and nothing else; leave one of them out",
@@ -57,8 +57,13 @@ class ToolPlan:
             )
         if self.grammar is not None or self.required is None:
             return self.options({**options, "grammar": None})
-        raw = {} if self.thinks else {"reasoning": False}
-        return {**options, **raw, "grammar": calls_or_json(self.required(), answer)}
+        raw, required = {} if self.thinks else {"reasoning": False}, self.required
+
+        def make() -> Grammar:
+            return calls_or_json(required(), answer.prepared())
+
+        # A schema that is not prepared yet is one of a caller who must not wait here for that.
+        return {**options, **raw, "grammar": make() if answer.kind == "json" else make}
 
     def salted(self, prompt: Sequence[int]) -> ToolPlan:
         """The plan for a prompt: the ids of calls in the same answer to it are the same."""
