@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from stretto import hardware
-from stretto.cli.first_run import CHOICE, LARGE, MARKER, SMALL, _is_first, default_model, sentence
+from stretto.cli.first_run import CHOICE, LARGE, MARKER, SMALL, default_model, is_first, sentence
 from stretto.weights.hub.catalogue import CATALOGUE
 
 CODE = """
@@ -19,7 +19,7 @@ from stretto.cli import first_run, main, pull
 from stretto.testing import mock_llm
 from stretto.weights.hub.catalogue import CATALOGUE
 stretto.llm.load = lambda model, **options: mock_llm("Hello")
-pull.pull_missing = lambda model: None
+pull.pull_missing = lambda model, verb=None: None
 first_run._best = lambda: (CATALOGUE["qwen3-0.6b"], 400_000_000, 20e9)
 main(["run", *sys.argv[1:]])
 """
@@ -132,10 +132,9 @@ main(["pull", "--default", "--json"])
     assert json.loads(done.stdout.splitlines()[0])["model"] == SMALL
 
 
-def test_the_marker_is_left_once(tmp_path):
-    marker = tmp_path / "new" / MARKER
-    assert [_is_first(marker), _is_first(marker)] == [True, False]
-    assert not _is_first(marker / "below a file")
+def test_the_marker_is_left_once(store_home):
+    assert [is_first(MARKER), is_first(MARKER)] == [True, False]
+    assert not is_first(f"{MARKER}/below a file")
 
 
 def in_terminal(*arguments):

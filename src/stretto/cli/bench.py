@@ -148,7 +148,7 @@ def _opened(
     from stretto.cli.pull import pull_missing
 
     note(f"loading {model}")
-    pull_missing(model)
+    pull_missing(model, "generate")
     return llm.load(
         model,
         backend=backend,

@@ -50,15 +50,13 @@ def chat(
     from stretto.cli.chatting.screen import new_screen
     from stretto.cli.chatting.session import Chat
     from stretto.cli.conversation import Conversation
-    from stretto.cli.generation import open_llm, template_arguments, wants_stats
+    from stretto.cli.generation import open_llm, template_arguments, wants_stats, with_defaults
     from stretto.cli.lines import piped
     from stretto.cli.prompts import model_and_files
 
     model, _ = model_and_files((name,), model, "chat [MODEL]")
     arguments = template_arguments(template_arg)
     conversation = Conversation() if load is None else files.load(load)
-    if system is not None:
-        conversation.system = system
     settings: dict[str, Any] = {
         **o.named(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p),
         "seed": seed,
@@ -66,6 +64,9 @@ def chat(
         "stop": stop or (),
         "timeout": timeout,
     }
+    message, settings = with_defaults(model, system, settings, tells=load is None)
+    if system is not None or load is None:
+        conversation.system = message
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     open_model = partial(
         open_llm,
@@ -76,6 +77,7 @@ def chat(
         precision=precision,
         repack=o.REPACK[repack],
         server=server,
+        verb="chat",
     )
     with open_model(model, vision=vision) as llm:
         session = Chat(

@@ -36,7 +36,7 @@ def classify(
     """Give images, files or texts their labels, most probable first."""
     from stretto.cli.output import clean, print_json
 
-    with opened(model, device, threads) as llm:
+    with opened(model, device, threads, verb="classify") as llm:
         takes = getattr(llm, "takes", "text")
         endings = IMAGES if takes == "image" else ()
         names = texts_of(inputs or []) if takes == "text" else files_of(inputs or [], endings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,5 +22,5 @@ def detect(
     threads: Threads = None,
 ) -> None:
     """Find objects in images, with boxes in pixels."""
-    options = {} if threshold is None else {"threshold": threshold}
-    show_images(files, model, lambda llm, image: llm.detect(image, **options), draw, as_json, device, threads)
+    options: dict[str, Any] = {} if threshold is None else {"threshold": threshold}
+    show_images(files, model, "detect", draw, as_json, device, threads, **options)

@@ -27,7 +27,7 @@ def embed(
     from stretto.weights.files import atomic_write
 
     given = texts_of(texts or [])
-    with opened(model, device, threads) as llm:
+    with opened(model, device, threads, verb="embed") as llm:
         vectors = np.asarray(llm.embed(given, normalize=normalize), np.float32)
     if out is not None:
         with atomic_write(out) as file:

@@ -13,6 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from stretto.cli.output import size
+from stretto.errors import StrettoError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,14 +122,8 @@ def _say(line: str) -> None:
 
 def first_run_note(model: str) -> None:
     """Say on the first run of the small model in a terminal what fits here; nothing is said in pipes."""
-    from stretto.weights.hub import Store
-
-    if model != SMALL or not (sys.stdout.isatty() and sys.stderr.isatty()):
-        return
-    marker = Store.default().home / MARKER
-    if not _is_first(marker):
-        return
-    _say(sentence(*_best()))
+    if model == SMALL and sys.stdout.isatty() and sys.stderr.isatty() and is_first(MARKER):
+        _say(sentence(*_best()))
 
 
 def sentence(entry: Entry | None, nbytes: int | None, bandwidth: float | None) -> str:
@@ -161,11 +156,14 @@ def _best() -> tuple[Entry | None, int | None, float | None]:
     return entry, next((one.nbytes for one in sizes if one.is_chosen), None), bandwidth
 
 
-def _is_first(marker: Path) -> bool:
-    """Whether this is the first run, from now on no other; never where the store cannot be written to."""
+def is_first(name: str) -> bool:
+    """Whether this is the first time, by a marker in the store's home; never where it cannot be written."""
+    from stretto.weights.hub import Store
+
     try:
+        marker = Store.default().home / name
         marker.parent.mkdir(parents=True, exist_ok=True)
         with marker.open("x"):
             return True
-    except OSError:
+    except (OSError, StrettoError):
         return False

@@ -103,8 +103,9 @@ def open_llm(
     vision: str | None = None,
     kv: str = "f16",
     server: bool = False,
+    verb: str = "generate",
 ) -> LLM:
-    """Load a model; one that is not here is fetched first. Both are shown on stderr.
+    """Load a model that has a verb; one that is not here is fetched first. Both are shown on stderr.
 
     With `server` it may be one that a running server of this user has loaded in the same way.
     """
@@ -129,7 +130,7 @@ def open_llm(
 
     if server and (found := remote.find(model, vision=vision, open_here=load_here, **options)) is not None:
         return found
-    pull_missing(model)
+    pull_missing(model, verb)
     return load_here()
 
 
@@ -146,6 +147,29 @@ def _shown(text: str) -> Iterator[None]:
     finally:
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()
+
+
+def with_defaults(
+    model: str, system: str | None, settings: dict[str, Any], tells: bool
+) -> tuple[str | None, dict[str, Any]]:
+    """The system message and the settings of an answer: options, then the configuration, then the catalogue.
+
+    An empty message is none. What neither says is the model's own (GGUF's general.sampling.…, a folder's
+    generation_config.json), or the usual. With `tells`, a terminal is told a message that nobody asked for,
+    once for each model.
+    """
+    from stretto import config
+    from stretto.cli.first_run import is_first
+    from stretto.weights import hub
+
+    chosen, known = config.read(), hub.defaults(model)
+    given = chosen.system if system is None else system
+    if given is None and known.system and tells and wants_stats(None):
+        entry = hub.described(model)
+        if entry is not None and is_first(f"told-{entry.name}"):
+            note(f"system: {known.system} (--system '' for none)")
+    message = known.system if given is None else given
+    return message or None, {**known.sampling, **chosen.sampling, **settings}
 
 
 def say(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from stretto.cli.output import clean, print_json
@@ -13,22 +13,26 @@ from stretto.cli.task_files import IMAGES, files_of, opened, run_all, save_pictu
 def show_images(
     files: Sequence[str],
     model: str,
-    verb: Callable[[Any, Any], Any],
+    verb: str,
     out: str | None,
     as_json: bool,
     device: str,
     threads: int | None,
     picture: str = "draw",
+    **options: Any,
 ) -> None:
-    """Run a verb on each image; `picture` is the result's method that makes what is written to `out`."""
+    """Run a verb on each image, with `options`.
+
+    `picture` is the result's method that makes what is written to `out`.
+    """
     names = files_of(files, IMAGES)
     found = []
-    with opened(model, device, threads) as llm:
+    with opened(model, device, threads, verb=verb) as llm:
         sources = {name: source_of(name) for name in names if name == "-"}  # stdin can be read once
 
         def work(name: str) -> Any:
             source = sources.get(name, name)
-            result = verb(llm, source)
+            result = getattr(llm, verb)(source, **options)
             if out is not None:
                 save_picture(out, name, len(names), getattr(result, picture)(source))
             return result

@@ -126,10 +126,14 @@ def _line(value: dict[str, Any]) -> None:
     print(json.dumps(value), flush=True)
 
 
-def pull_missing(model: str) -> None:
-    """Fetch a model that is not here. What is said about it goes to stderr: it is no part of an answer."""
+def pull_missing(model: str, verb: str | None = None) -> None:
+    """Fetch a model that is not here, if it can do what is wanted of it and has the packages it needs.
+
+    What is said about it goes to stderr: it is no part of an answer.
+    """
     from stretto.weights import hub
 
+    hub.require(model, verb)
     try:
         hub.resolve(model, pull=False)
     except ModelError:

@@ -17,4 +17,4 @@ def read(
     threads: Threads = None,
 ) -> None:
     """Read the text in images, in reading order."""
-    show_images(files, model, lambda llm, image: llm.read(image), draw, as_json, device, threads)
+    show_images(files, model, "read", draw, as_json, device, threads)

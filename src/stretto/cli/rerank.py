@@ -24,7 +24,7 @@ def rerank(
     from stretto.cli.output import clean, console, print_json, table
 
     given = texts_of(documents or [])
-    with opened(model, device, threads) as llm:
+    with opened(model, device, threads, verb="rerank") as llm:
         ranking = llm.rerank(query, given, top=top)
     if as_json:
         print_json(ranking.to_dict())

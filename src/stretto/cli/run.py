@@ -82,7 +82,7 @@ def run(
     """
     from stretto.cli.adapters import load_adapters
     from stretto.cli.first_run import default_model, first_run_note
-    from stretto.cli.generation import open_images, open_llm, template_arguments
+    from stretto.cli.generation import open_images, open_llm, template_arguments, with_defaults
     from stretto.cli.prompts import joined_prompt, model_and_prompt
 
     arguments = template_arguments(template_arg)
@@ -127,6 +127,7 @@ def run(
         settings["adapter"] = load_adapters(llm, adapter or [])
         settings["reasoning"] = chats = _chats(llm, model, chat, system is not None or bool(arguments))
         asked: list[int] | Parts | str = parts if images else text
+        system, settings = with_defaults(model, system, settings, tells=chats)
         if chats:
             asked = _asked(llm, parts, system, arguments)
         if as_json:

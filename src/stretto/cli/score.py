@@ -56,6 +56,7 @@ def score(
         kv=kv,
         precision=precision,
         repack=o.REPACK[repack],
+        verb="score",
     ) as llm:
         check_generates(llm, model)
         mix = load_adapters(llm, adapter or [])

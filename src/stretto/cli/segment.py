@@ -26,7 +26,7 @@ def segment(
     show_images(
         files,
         model,
-        lambda llm, image: llm.segment(image),
+        "segment",
         draw or cut_out,
         as_json,
         device,

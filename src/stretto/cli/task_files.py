@@ -43,14 +43,16 @@ def model_option(help_text: str) -> Any:
 
 
 @contextmanager
-def opened(model: str, device: str = "auto", threads: int | None = None) -> Iterator[LLM]:
-    """A model by its name or path; one that is not here is fetched first. Both are shown on stderr."""
+def opened(
+    model: str, device: str = "auto", threads: int | None = None, *, verb: str | None = None
+) -> Iterator[LLM]:
+    """A model that has a verb, by its name or path; one that is not here is fetched first."""
     from rich.text import Text
 
     from stretto import door
     from stretto.cli.pull import pull_missing
 
-    pull_missing(model)
+    pull_missing(model, verb)
     screen = console(stderr=True)
     with screen.status(Text(f"loading {clean(model)}")) if screen.is_terminal else nullcontext():
         made = door.load(model, device=device, threads=threads)

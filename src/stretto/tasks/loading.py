@@ -40,6 +40,7 @@ def load_task(
     """Open a model of the catalogue by its name, or an ONNX file by its path."""
     name = os.fspath(model)
     if name in BUNDLES and isinstance(model, str):
+        hub.require(name, None)
         stored = hub.pull(name)
         files = {path.name: path for path in (stored.path, *stored.parts)}
         return _opened(HOMES[name], Source(name, stored.license, files), device, threads)

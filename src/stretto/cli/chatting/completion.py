@@ -48,13 +48,14 @@ def commands(text: str) -> Found:
 
 
 def models(text: str) -> Found:
-    """The models here that begin with a text, or paths if it is one."""
+    """The models that can chat and begin with a text, or paths if it is one."""
     from stretto.weights import hub
 
     if text.startswith((".", "/", "~")):
         return paths(text)
     names = sorted({model.name for model in hub.models()} | set(hub.known()))
-    return [(len(text), name) for name in names if name.startswith(text)]
+    fitting = [name for name in names if name.startswith(text)]
+    return [(len(text), name) for name in fitting if hub.can(name, "chat")]
 
 
 def paths(text: str) -> Found:

@@ -15,6 +15,7 @@ from stretto.cli.conversation import Conversation, Turn, text_of
 from stretto.cli.generation import ENDS, stopped_by_ctrl_c
 from stretto.cli.output import clean
 from stretto.errors import ContextOverflow, InvalidRequest, Unsupported
+from stretto.weights import hub
 
 if TYPE_CHECKING:
     from stretto.cli.conversation import Content
@@ -159,8 +160,17 @@ class Chat:
             llm.close()
             raise
         self.llm.close()
+        self._use_defaults_of(model)
         self.llm, self.model = llm, model
         self.conversation.forget_records()
+
+    def _use_defaults_of(self, model: str) -> None:
+        """Exchange what the model before had from the catalogue; the user's own settings stay."""
+        before, after = hub.defaults(self.model), hub.defaults(model)
+        if self.conversation.system == before.system:
+            self.conversation.system = after.system
+        kept = {k: v for k, v in self.settings.items() if k not in before.sampling or v != before.sampling[k]}
+        self.settings = {**after.sampling, **kept}
 
     def __enter__(self) -> Chat:
         return self

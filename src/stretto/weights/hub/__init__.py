@@ -14,6 +14,7 @@ by the next pull.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import time
 from collections.abc import Iterator
@@ -22,10 +23,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stretto.errors import InvalidRequest, ModelError, PullError
+from stretto.errors import InvalidRequest, ModelError, PullError, Unsupported
 from stretto.weights.hub import bundles, catalogue, index_models
 from stretto.weights.hub.bundles import Bundle
-from stretto.weights.hub.index_models import Entry
+from stretto.weights.hub.index_models import NO_DEFAULTS, Entry, ModelDefaults
 from stretto.weights.hub.names import (
     HF_PREFIX,
     LINKS,
@@ -44,9 +45,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Check",
     "Model",
+    "ModelDefaults",
     "Progress",
     "Store",
+    "can",
     "chosen",
+    "defaults",
+    "described",
     "head",
     "is_online",
     "known",
@@ -54,6 +59,7 @@ __all__ = [
     "models",
     "pull",
     "remove",
+    "require",
     "resolve",
 ]
 
@@ -260,6 +266,74 @@ def _location(model: Model) -> Path:
 def known() -> dict[str, Entry | Bundle]:
     """The models of both catalogues, by name."""
     return {**index_models.INDEX_MODELS, **bundles.BUNDLES}
+
+
+Described = Entry | Bundle | catalogue.Entry
+
+
+def described(model: str | os.PathLike[str], store: Store | None = None) -> Described | None:
+    """What the catalogues say of a model that is given by a name, or by its path in the store; or None.
+
+    A model of the store is recognised by its SHA-256 or its repository, whatever name it has there.
+    """
+    name = os.fspath(model)
+    if isinstance(model, str) and (entry := known().get(name) or catalogue.CATALOGUE.get(name)):
+        return entry
+    stored = (store or Store.default()).holding(model)
+    if stored is None:
+        return None
+    if entry := known().get(stored.name):
+        return entry
+    same = (one for one in known().values() if one.sha256 == stored.sha256)
+    origins = (one for one in catalogue.CATALOGUE.values() if stored.source.startswith(f"hf:{one.repo}/"))
+    return next(same, None) or next(origins, None)
+
+
+def defaults(model: str | os.PathLike[str], store: Store | None = None) -> ModelDefaults:
+    """What the commands `run` and `chat` give a model where the user does not say.
+
+    >>> defaults("smollm2").system
+    'You are a helpful assistant. Answer in one short sentence.'
+    """
+    entry = described(model, store)
+    return NO_DEFAULTS if entry is None else entry.defaults
+
+
+def can(model: str, verb: str) -> bool:
+    """Whether a model may have a verb, as far as the catalogues know."""
+    entry = described(model)
+    return entry is None or verb in entry.verbs
+
+
+EXTRAS = {"onnx": ("onnx", "onnxruntime")}  # the modules of each extra of Stretto's package
+COMMANDS = {"generate": "run"}  # where a command has another name than its verb
+
+
+def require(model: str | os.PathLike[str], verb: str | None) -> None:
+    """Raise `Unsupported` if a model of the catalogues lacks a verb or a package; nothing is fetched.
+
+    A model that no catalogue describes passes: opening it says what it can do.
+    """
+    entry = described(model)
+    if entry is None:
+        return
+    if verb is not None and verb not in entry.verbs:
+        has = [one for one in known().values() if verb in one.verbs]
+        other = min(has, key=lambda one: len(one.verbs), default=None)  # the one that is made for it
+        uses = ", ".join(f"stretto {COMMANDS.get(one, one)} -m {entry.name}" for one in entry.verbs)
+        hint = f"; a model that can: {other.name}" if other else ""
+        raise Unsupported(
+            f"{entry.name} cannot {verb}; it can {' and '.join(entry.verbs)} ({uses}){hint}",
+            param="model",
+            value=entry.name,
+        )
+    missing = [name for name in EXTRAS.get(entry.extra, ()) if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Unsupported(
+            f"{entry.name} needs {' and '.join(missing)}: pip install 'stretto[{entry.extra}]'",
+            param="model",
+            value=entry.name,
+        )
 
 
 def _entry(name: str) -> Entry | Bundle:

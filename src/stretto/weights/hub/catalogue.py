@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.errors import PullError
+from stretto.weights.hub.index_models import CHATS, NO_DEFAULTS, ModelDefaults
 from stretto.weights.hub.names import Reference
 
 CONNECTIONS = 8
@@ -47,6 +48,9 @@ class Entry:
     licence: str
     licence_url: str
     is_mixture: bool = False  # of experts: a token reads a part of the weights
+    verbs: tuple[str, ...] = CHATS
+    extra: str = ""
+    defaults: ModelDefaults = NO_DEFAULTS
 
     @property
     def reference(self) -> Reference:
@@ -80,7 +84,11 @@ class Entry:
 
 def _read() -> tuple[dict[str, Entry], tuple[str, ...]]:
     data: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_bytes())
-    return {entry["name"]: Entry(**entry) for entry in data["models"]}, tuple(data["chat"])
+    embedding = set(data["embedding"])
+    verbs = {True: ("embed", "rerank"), False: CHATS}
+    return {
+        entry["name"]: Entry(**entry, verbs=verbs[entry["name"] in embedding]) for entry in data["models"]
+    }, tuple(data["chat"])
 
 
 CATALOGUE: Mapping[str, Entry]

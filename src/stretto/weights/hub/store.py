@@ -84,6 +84,19 @@ class Store:
         name = self.target(name)
         return self._read(self.home / "models" / folder(name), name)
 
+    def holding(self, name_or_path: str | os.PathLike[str]) -> Model | None:
+        """The model of that name, or the one whose file or folder that path is."""
+        with suppress(InvalidRequest):
+            if isinstance(name_or_path, str) and (model := self.find(name_or_path)):
+                return model
+        try:
+            path = Path(name_or_path).expanduser().resolve(strict=True)
+            place = (self.home / "models").resolve()
+        except (OSError, ValueError, RuntimeError):
+            return None
+        inside = path.relative_to(place).parts if path.is_relative_to(place) else ()
+        return self._read(place / inside[0]) if inside else None
+
     def target(self, name: str) -> str:
         """The name of the model that a name stands for: itself, unless `remember` was told another."""
         try:

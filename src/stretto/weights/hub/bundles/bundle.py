@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stretto.weights.hub.index_models import NO_DEFAULTS, ModelDefaults
+
 
 @dataclass(frozen=True)
 class Member:
@@ -51,6 +53,8 @@ class Bundle:
     license_url: str
     packages: tuple[Package, ...]
     is_folder: bool = False
+    extra: str = "onnx"  # of Stretto's package, that it needs; most are ONNX graphs
+    defaults: ModelDefaults = NO_DEFAULTS
 
     @property
     def members(self) -> tuple[Member, ...]:

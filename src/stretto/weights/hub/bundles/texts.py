@@ -17,6 +17,7 @@ _MINILM_FILES = (
 
 MINILM = Bundle(
     name="minilm",
+    extra="",
     summary="all-MiniLM-L6-v2, sentence embeddings of 384 numbers",
     verbs=("embed", "rerank"),
     license="Apache-2.0",
@@ -76,6 +77,7 @@ MAGIKA = Bundle(
 
 WORDLLAMA = Bundle(
     name="wordllama",
+    extra="",
     summary="WordLlama, 256 dimensions: static embeddings of texts, a mean over their tokens",
     verbs=("embed", "rerank"),
     license="MIT",
