@@ -9,7 +9,7 @@ namespace stretto {
 
 namespace {
 
-constexpr size_t kChunkBytes = size_t{2} << 20;  // a huge page: each step reads all of it once, and small pages miss the TLB
+constexpr size_t kAdapterBytes = size_t{2} << 20;  // a huge page: each step reads all of it once, and small pages miss the TLB
 
 bool comes_before(const LowRank& change, const Matrix* matrix) { return std::less<const Matrix*>()(change.matrix, matrix); }
 
@@ -59,7 +59,7 @@ Matrix Adapter::packed_narrow(int format, size_t rows, size_t rank, const uint8_
 uint8_t* Adapter::room(size_t bytes) {
     bytes = (bytes + 63) / 64 * 64;
     if (memory_.empty() || memory_.back().size() - used_ < bytes) {
-        memory_.emplace_back(std::max(bytes, kChunkBytes));
+        memory_.emplace_back(std::max(bytes, kAdapterBytes));
         used_ = 0;
     }
     used_ += bytes;

@@ -11,11 +11,11 @@ namespace stretto {
 
 namespace {
 
-constexpr int64_t kMost = int64_t{1} << 31;
+constexpr int64_t kMostValue = int64_t{1} << 31;
 
 size_t size_in(const Part& spec, const char* name, int64_t least = 1) {
     const auto value = nb::cast<int64_t>(spec[name]);
-    if (value < least || value > kMost) fail(std::string(name) + " is out of range");
+    if (value < least || value > kMostValue) fail(std::string(name) + " is out of range");
     return static_cast<size_t>(value);
 }
 

@@ -11,6 +11,7 @@
 #include "bind_decoder.h"
 #include "formats.h"
 #include "loop.h"
+#include "probe.h"
 
 namespace stretto {
 
@@ -54,10 +55,10 @@ Array1<const uint8_t> packed(nb::object self, const std::string& name) {
     return Array1<const uint8_t>(data, {bytes}, self);
 }
 
-std::vector<std::string> kernel_names() {
+std::vector<std::string> kernel_names(bool compiled) {
     std::vector<std::string> names;
     for (const char* name : kKernelNames) {
-        if (kernels_named(name)) names.emplace_back(name);
+        if (compiled ? kernels_named(name) != nullptr : cpu_runs(name)) names.emplace_back(name);
     }
     return names;
 }
@@ -108,7 +109,8 @@ void bind_decoder(nb::module_& m) {
     m.def("kernels", [] { return std::string(best_kernels()->name); }, "The kernel set that is used by default.");
     m.def("uniform", &uniform, nb::arg("seed"), nb::arg("index"), nb::arg("draw"),
           "Number `draw` of a request's random stream.");
-    m.def("kernel_names", &kernel_names, "The kernel sets that this machine can run, the best first.");
+    m.def("kernel_names", &kernel_names, nb::arg("compiled") = true,
+          "The kernel sets that this machine can run, the best first: those of this build, or with compiled=False all of them.");
     m.def("check_spec", [](const nb::dict& spec) { config_of(spec); }, nb::arg("spec"),
           "Raises ValueError for a spec that a decoder cannot run.");
     DecoderClass decoder(m, "Decoder", "A model that is ready to run.");

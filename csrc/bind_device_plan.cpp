@@ -17,7 +17,7 @@ namespace {
 using Block = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;  // writable
 using Numbers = std::vector<int32_t>;
 
-constexpr size_t kMost = (size_t{1} << 31) - 1;
+constexpr size_t kMostCells = (size_t{1} << 31) - 1;
 
 void check_range(const int32_t* values, size_t n, size_t end, const char* what) {
     for (size_t i = 0; i < n; ++i) {
@@ -32,7 +32,7 @@ struct Planner {
     Planner(size_t n_cells, size_t n_vocab, size_t n_slots, size_t capacity,
             const std::vector<std::pair<int32_t, bool>>& kinds, size_t few)
         : n_vocab(n_vocab), n_slots(n_slots), plan(n_cells, capacity, kinds_of(kinds), few) {
-        if (!n_cells || n_cells >= kMost || capacity > kMost / 4 || few < 1) fail("a size of the planner is out of range");
+        if (!n_cells || n_cells >= kMostCells || capacity > kMostCells / 4 || few < 1) fail("a size of the planner is out of range");
     }
 
     static std::vector<AttentionKind> kinds_of(const std::vector<std::pair<int32_t, bool>>& kinds) {
@@ -50,7 +50,7 @@ struct Planner {
     void check_rows(const int32_t* slots, size_t n) {
         const DeviceRows& rows = plan.rows;
         check_range(rows.tokens.data(), rows.tokens.size(), n_vocab, "tokens");
-        check_range(rows.positions.data(), rows.positions.size(), kMost, "positions");
+        check_range(rows.positions.data(), rows.positions.size(), kMostCells, "positions");
         check_range(rows.cells.data(), rows.cells.size(), plan.views.n_cells(), "cells");
         if (n_slots) {
             if (n != rows.tokens.size()) fail("the model has recurrent layers: a slot for each row is needed");
@@ -63,7 +63,7 @@ struct Planner {
         if (rotated.is_none()) return nullptr;
         held = nb::cast<Input2<int32_t>>(rotated);
         if (held.shape(0) != n || held.shape(1) != 3) fail("three rotated positions a row are needed");
-        check_range(held.data(), 3 * n, kMost, "rotated positions");
+        check_range(held.data(), 3 * n, kMostCells, "rotated positions");
         return held.data();
     }
 
@@ -83,7 +83,7 @@ struct Planner {
     void make_room(size_t entries) {
         size_t capacity = plan.views.capacity();
         while (capacity < 4 * entries) capacity *= 2;
-        if (capacity > kMost) fail("the views of the batch have too many entries for a device");
+        if (capacity > kMostCells) fail("the views of the batch have too many entries for a device");
         plan.views.clear(capacity);
     }
 

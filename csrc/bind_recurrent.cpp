@@ -17,7 +17,7 @@ namespace stretto {
 
 namespace {
 
-using Rows = Input2<float>;
+using FloatRows = Input2<float>;
 using Vector = Input1<float>;
 using Result = std::tuple<Array2<float>, Array1<float>>;  // the rows, and the state after them
 
@@ -25,7 +25,7 @@ void check(bool holds, const char* what) {
     if (!holds) fail(std::string("the shapes do not fit: ") + what);
 }
 
-Columns<const float> columns(const Rows& x) { return {x.data(), x.shape(1)}; }
+Columns<const float> columns(const FloatRows& x) { return {x.data(), x.shape(1)}; }
 
 // Calls f(begin, end) for the shares of `count`.
 template <typename F>
@@ -53,14 +53,14 @@ struct Made {
     Result result() { return {give(std::move(rows), n, width), give(std::move(state), state_size)}; }
 };
 
-ConvolutionWeights convolution(const Rows& taps, const Vector& bias) {
+ConvolutionWeights convolution(const FloatRows& taps, const Vector& bias) {
     const size_t kernel = taps.shape(0), channels = taps.shape(1);
     check(kernel >= 2 && channels > 0, "taps");
     check(bias.shape(0) == 0 || bias.shape(0) == channels, "bias");
     return {kernel, channels, taps.data(), bias.shape(0) ? bias.data() : nullptr};
 }
 
-Result convolve_rows(Rows x, Rows taps, Vector bias, Vector history, size_t parts, const std::string& kernels) {
+Result convolve_rows(FloatRows x, FloatRows taps, Vector bias, Vector history, size_t parts, const std::string& kernels) {
     const Kernels& kernel = kernels_for(kernels);
     const ConvolutionWeights w = convolution(taps, bias);
     check(x.shape(1) == w.channels, "x");
@@ -72,7 +72,7 @@ Result convolve_rows(Rows x, Rows taps, Vector bias, Vector history, size_t part
     return made.result();
 }
 
-Result convolve_gated_rows(Rows bcx, Rows taps, Vector history, size_t parts, const std::string& kernels) {
+Result convolve_gated_rows(FloatRows bcx, FloatRows taps, Vector history, size_t parts, const std::string& kernels) {
     const Kernels& kernel = kernels_for(kernels);
     const ConvolutionWeights w{taps.shape(0), taps.shape(1), taps.data(), nullptr};
     check(w.kernel >= 2 && bcx.shape(1) == 3 * w.channels, "bcx");
@@ -84,7 +84,7 @@ Result convolve_gated_rows(Rows bcx, Rows taps, Vector history, size_t parts, co
 }
 
 // `alpha` is empty where beta has both.
-Result delta_net(Rows qkv, Rows gate, Rows beta, Rows alpha, Vector a, Vector dt_bias, Vector norm, float eps,
+Result delta_net(FloatRows qkv, FloatRows gate, FloatRows beta, FloatRows alpha, Vector a, Vector dt_bias, Vector norm, float eps,
                  size_t n_key_head, bool tiled, Vector state, size_t parts, const std::string& kernels) {
     const Kernels& kernel = kernels_for(kernels);
     DeltaNetWeights w{n_key_head, a.shape(0), 0, norm.shape(0), tiled, alpha.shape(1) == 0, a.data(), dt_bias.data(),
@@ -106,7 +106,7 @@ Result delta_net(Rows qkv, Rows gate, Rows beta, Rows alpha, Vector a, Vector dt
     return made.result();
 }
 
-Result mamba2(Rows projected, Vector a, Vector d, Vector dt_bias, Vector norm, float eps, size_t head_size,
+Result mamba2(FloatRows projected, Vector a, Vector d, Vector dt_bias, Vector norm, float eps, size_t head_size,
               size_t n_group, size_t state_size, Vector state, size_t parts, const std::string& kernels) {
     const Kernels& kernel = kernels_for(kernels);
     const Mamba2Weights w{a.shape(0), head_size, n_group, state_size, a.data(), d.data(), dt_bias.data(),

@@ -15,7 +15,7 @@ using Input3 = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::c
 using Rows3 = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Array3 = nb::ndarray<nb::numpy, float, nb::ndim<3>>;
 
-constexpr size_t kMost = size_t{1} << 20;   // of any size that a caller names
+constexpr size_t kMostSize = size_t{1} << 20;   // of any size that a caller names
 constexpr size_t kMostNumbers = size_t{1} << 32;
 
 Activation activation_named(const std::string& name) {
@@ -35,14 +35,14 @@ Array3 copy_of(const Input3& x, size_t columns) {
 
 void check_rows(const Input3& x) {
     if (!x.shape(0) || !x.shape(1) || !x.shape(2)) fail("an array without numbers");
-    if (x.shape(0) > kMost || x.shape(1) > kMost || x.shape(0) * x.shape(1) * x.shape(2) > kMostNumbers) {
+    if (x.shape(0) > kMostSize || x.shape(1) > kMostSize || x.shape(0) * x.shape(1) * x.shape(2) > kMostNumbers) {
         fail("an array of too many numbers");
     }
 }
 
 Vision* make(size_t n_embd, size_t n_ff, size_t n_head, float norm_eps, const std::string& activation, int threads,
              const std::string& kernels, const std::string& precision) {
-    if (!n_embd || n_embd > kMost || !n_ff || n_ff > kMost || !n_head || n_embd % n_head) fail("sizes out of range");
+    if (!n_embd || n_embd > kMostSize || !n_ff || n_ff > kMostSize || !n_head || n_embd % n_head) fail("sizes out of range");
     if (threads < 1 || threads > 1024) fail("threads out of range");
     const Kernels* table = kernels.empty() ? best_kernels() : kernels_named(kernels.c_str());
     if (!table) fail("no kernels called " + kernels);
@@ -113,7 +113,7 @@ void set_attention(Vision& vision, float scale, bool value_norm,
 void check_piece(const Vision& vision, const std::string& name, const Rows3& x, const Rows3& q, const Rows3& keys,
                  const Rows3& values, size_t first, size_t last) {
     const size_t n = x.shape(0), length = x.shape(1);
-    if (!n || !length || n > kMost || length > kMost || n * length * vision.n_embd() > kMostNumbers) {
+    if (!n || !length || n > kMostSize || length > kMostSize || n * length * vision.n_embd() > kMostNumbers) {
         fail("an array of too few or too many numbers");
     }
     for (const Rows3* one : {&x, &q, &keys, &values}) {

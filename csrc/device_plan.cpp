@@ -19,12 +19,12 @@ constexpr size_t kPromptInts = kItemHead + kPromptRows;
 // rows, at least so many spans, slots in all.
 constexpr size_t kFewTimes = 4, kManySpans = 8, kMostSplit = 4096;
 
-size_t padded(size_t n) { return (n + 3) / 4 * 4; }
+size_t whole_fours(size_t n) { return (n + 3) / 4 * 4; }
 
 int32_t* put(int32_t* to, const std::vector<int32_t>& numbers, size_t n, int32_t rest) {
     std::copy(numbers.begin(), numbers.end(), to);
-    std::fill(to + numbers.size(), to + padded(n), rest);
-    return to + padded(n);
+    std::fill(to + numbers.size(), to + whole_fours(n), rest);
+    return to + whole_fours(n);
 }
 
 }  // namespace
@@ -121,7 +121,7 @@ void DevicePlan::make_decode() {
 
 size_t DevicePlan::items_at(size_t n) const {
     const size_t sections = kRowSections + kKindSections * kinds_.size();
-    return padded(kHeads * kinds_.size()) + sections * padded(n) + padded(5 * n + 1);
+    return whole_fours(kHeads * kinds_.size()) + sections * whole_fours(n) + whole_fours(5 * n + 1);
 }
 
 size_t DevicePlan::size(size_t n) const {
@@ -155,11 +155,11 @@ int32_t* DevicePlan::write_rows(int32_t* to, size_t n) const {
     to = put(to, rows.tokens, n, 0);
     to = put(to, rows.positions, n, 0);
     to = put(to, rows.cells, n, static_cast<int32_t>(views.n_cells()));
-    std::fill(std::copy(offsets_.begin(), offsets_.end(), to), to + padded(n), 0);
-    to += padded(n);
-    std::fill(to, to + 3 * padded(n), 0);
+    std::fill(std::copy(offsets_.begin(), offsets_.end(), to), to + whole_fours(n), 0);
+    to += whole_fours(n);
+    std::fill(to, to + 3 * whole_fours(n), 0);
     for (size_t i = 0; i < 3 * m; ++i) to[i] = rows.rotated ? rows.rotated[i] : rows.positions[i / 3];
-    to += 3 * padded(n);
+    to += 3 * whole_fours(n);
     for (const AttentionWork& work : works_) {
         to = put(to, work.firsts, n, 0);
         to = put(to, work.lengths, n, 1);
@@ -184,11 +184,11 @@ int32_t* DevicePlan::write_runs(int32_t* to, size_t n) const {
         tiles[2 * i + 1] = bounds[i];
     }
     bounds[n] = static_cast<int32_t>(m);
-    return to + padded(5 * n + 1);
+    return to + whole_fours(5 * n + 1);
 }
 
 void DevicePlan::write(int32_t* block, size_t n) const {
-    int32_t *head = block, *to = block + padded(kHeads * kinds_.size());
+    int32_t *head = block, *to = block + whole_fours(kHeads * kinds_.size());
     to = write_rows(to, n);
     to = write_runs(to, n);
     const auto start = [&](size_t count) {

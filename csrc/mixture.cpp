@@ -11,7 +11,7 @@ namespace stretto {
 
 namespace {
 
-struct Candidate {
+struct MixtureCandidate {
     int32_t id;
     double exact;
     float probability;
@@ -119,7 +119,7 @@ std::vector<int32_t> Mixture::candidates(const std::vector<double>& weights, dou
 
 Picked Mixture::pick(const std::vector<double>& weights, float threshold, size_t most) const {
     const double least = std::min(std::max(double{threshold}, least_of_most(weights, most)), least_of_most(weights, 1));
-    std::vector<Candidate> found;
+    std::vector<MixtureCandidate> found;
     for (const int32_t id : candidates(weights, least)) {
         double sum = 0.0;
         for (size_t i = 0; i < rows_.size(); ++i) {
@@ -128,17 +128,17 @@ Picked Mixture::pick(const std::vector<double>& weights, float threshold, size_t
         found.push_back({id, sum, static_cast<float>(sum)});
     }
     const auto best = std::max_element(found.begin(), found.end(),
-                                       [](const Candidate& a, const Candidate& b) { return a.exact < b.exact; });
+                                       [](const MixtureCandidate& a, const MixtureCandidate& b) { return a.exact < b.exact; });
     Picked picked;
     picked.best = best->id;
-    const Candidate only = *best;
+    const MixtureCandidate only = *best;
     found.erase(std::remove_if(found.begin(), found.end(),
-                               [&](const Candidate& c) { return c.probability < threshold; }),
+                               [&](const MixtureCandidate& c) { return c.probability < threshold; }),
                 found.end());
     if (found.empty()) found.push_back(only);
     const size_t n = std::min(most, found.size());
     std::partial_sort(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(n), found.end(),
-                      [&](const Candidate& a, const Candidate& b) {
+                      [&](const MixtureCandidate& a, const MixtureCandidate& b) {
                           if (a.probability != b.probability) return a.probability > b.probability;
                           return a.id != b.id && (a.id == only.id || (b.id != only.id && a.id < b.id));
                       });

@@ -20,6 +20,8 @@ struct CpuFeatures {
 
 // Found out once. Where there is AMX this asks Linux for the permission to use it, for the whole process.
 const CpuFeatures& cpu_features();
+// Whether this machine has the instructions of a kernel set, which may be compiled or not.
+bool cpu_runs(const std::string& kernel_set);
 // The names of those that are there, in the order of the struct.
 std::vector<std::string> cpu_feature_names();
 

@@ -134,6 +134,23 @@ const CpuFeatures& cpu_features() {
     return features;
 }
 
+bool cpu_runs(const std::string& kernel_set) {
+    const CpuFeatures& f = cpu_features();
+    const bool avx2 = f.avx2 && f.fma && f.f16c;
+    const bool avx512 = avx2 && f.avx512f && f.avx512bw && f.avx512vl && f.avx512dq && f.avx512vnni;
+    const struct {
+        const char* name;
+        bool runs;
+    } sets[] = {
+        {"amx", avx512 && f.amx_int8}, {"avx512", avx512},  {"avx2", avx2},
+        {"i8mm", f.dotprod && f.i8mm}, {"neon", f.dotprod}, {"portable", true},
+    };
+    for (const auto& set : sets) {
+        if (kernel_set == set.name) return set.runs;
+    }
+    return false;
+}
+
 std::vector<std::string> cpu_feature_names() {
     const CpuFeatures& f = cpu_features();
     const struct {

@@ -1,15 +1,15 @@
-// Which kernels this machine can run.
+// Which kernels this machine can run. A build for one machine leaves sets out (STRETTO_KERNEL_SETS in CMakeLists.txt), which
+// STRETTO_WITHOUT_… says.
 
 #include <cstring>
 
 #include "kernels/kernels.h"
+#include "probe.h"
 
 #if defined(__x86_64__)
 #include "kernels/amx.h"
-#include "probe.h"
 #elif defined(__aarch64__)
 #include "kernels/i8mm.h"
-#include "probe.h"
 #endif
 
 namespace stretto {
@@ -18,24 +18,11 @@ namespace {
 
 struct Candidate {
     const char* name;
-    bool (*runs)();
     const Kernels* (*kernels)();
 };
 
-bool always() { return true; }
-
 #if defined(__x86_64__)
-// These ask the CPU, and the operating system whether it saves the registers and permits tiles.
-bool has_avx2() {
-    const CpuFeatures& f = cpu_features();
-    return f.avx2 && f.fma && f.f16c;
-}
-bool has_avx512() {
-    const CpuFeatures& f = cpu_features();
-    return has_avx2() && f.avx512f && f.avx512bw && f.avx512vl && f.avx512dq && f.avx512vnni;
-}
-bool has_amx() { return has_avx512() && cpu_features().amx_int8; }
-
+#if !defined(STRETTO_WITHOUT_AMX)
 // Made here and not in amx.cpp, whose code must not run before it is known that it can.
 const Kernels* amx_kernels() {
     static const Kernels kernels = [] {
@@ -47,16 +34,21 @@ const Kernels* amx_kernels() {
     }();
     return &kernels;
 }
+#endif
 const Candidate kCandidates[] = {
-    {"amx", has_amx, amx_kernels},
-    {"avx512", has_avx512, [] { return &kAvx512; }},
-    {"avx2", has_avx2, [] { return &kAvx2; }},
-    {"portable", always, [] { return &kPortable; }},
+#if !defined(STRETTO_WITHOUT_AMX)
+    {"amx", amx_kernels},
+#endif
+#if !defined(STRETTO_WITHOUT_AVX512)
+    {"avx512", [] { return &kAvx512; }},
+#endif
+#if !defined(STRETTO_WITHOUT_AVX2)
+    {"avx2", [] { return &kAvx2; }},
+#endif
+    {"portable", [] { return &kPortable; }},
 };
 #elif defined(__aarch64__)
-bool has_dot() { return cpu_features().dotprod; }
-bool has_i8mm() { return has_dot() && cpu_features().i8mm; }
-
+#if !defined(STRETTO_WITHOUT_I8MM)
 // Made here and not in i8mm.cpp, whose code must not run before it is known that it can.
 const Kernels* i8mm_kernels() {
     static const Kernels kernels = [] {
@@ -69,20 +61,25 @@ const Kernels* i8mm_kernels() {
     }();
     return &kernels;
 }
+#endif
 const Candidate kCandidates[] = {
-    {"i8mm", has_i8mm, i8mm_kernels},
-    {"neon", has_dot, [] { return &kNeon; }},
-    {"portable", always, [] { return &kPortable; }},
+#if !defined(STRETTO_WITHOUT_I8MM)
+    {"i8mm", i8mm_kernels},
+#endif
+#if !defined(STRETTO_WITHOUT_NEON)
+    {"neon", [] { return &kNeon; }},
+#endif
+    {"portable", [] { return &kPortable; }},
 };
 #else
-const Candidate kCandidates[] = {{"portable", always, [] { return &kPortable; }}};
+const Candidate kCandidates[] = {{"portable", [] { return &kPortable; }}};
 #endif
 
 }  // namespace
 
 const Kernels* kernels_named(const char* name) {
     for (const Candidate& candidate : kCandidates) {
-        if (!std::strcmp(candidate.name, name) && candidate.runs()) return candidate.kernels();
+        if (!std::strcmp(candidate.name, name) && cpu_runs(name)) return candidate.kernels();
     }
     return nullptr;
 }
@@ -91,7 +88,7 @@ const Kernels* best_kernels() {
     // Asked once: in a virtual machine the question can take as long as the work.
     static const Kernels* const best = [] {
         for (const Candidate& candidate : kCandidates) {
-            if (candidate.runs()) return candidate.kernels();
+            if (cpu_runs(candidate.name)) return candidate.kernels();
         }
         return &kPortable;
     }();

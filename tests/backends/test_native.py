@@ -11,6 +11,7 @@ import pytest
 
 import stretto
 from stretto import _native
+from stretto import kernels as kernel_sets
 from stretto.backends import native_weights
 from stretto.backends.batch import Batch
 from stretto.backends.native import NativeBackend
@@ -366,6 +367,22 @@ def test_kernels_that_cannot_run_here(monkeypatch, wrong):
         tiny_native("llama")
     assert f"STRETTO_KERNELS={wrong!r}" in str(raised.value)
     assert all(kernels in str(raised.value) for kernels in KERNELS)
+
+
+def test_kernels_that_the_build_leaves_out(monkeypatch):
+    """Those of this machine are compiled where nobody asks for more."""
+    monkeypatch.setattr(kernel_sets, "left_out", lambda: ("avx2",))
+    monkeypatch.setattr(kernel_sets, "available", lambda: ("portable",))
+    monkeypatch.setenv("STRETTO_KERNELS", "avx2")
+    with pytest.raises(InvalidRequest, match=r"'avx2' is not in this build.*STRETTO_KERNEL_SETS=all"):
+        kernel_sets.chosen()
+
+
+def test_a_build_has_the_best_set_of_the_machine_that_made_it():
+    able = _native.kernel_names(compiled=False)
+    assert set(KERNELS) <= set(able)
+    assert [name for name in able if name in KERNELS] == KERNELS
+    assert kernel_sets.left_out() == tuple(name for name in able if name not in KERNELS)
 
 
 # -- what is refused in Python --

@@ -58,6 +58,15 @@ def test_json_has_every_check(doctor):
     assert all(check.keys() == {"name", "state", "found", "advice"} for check in document["checks"])
 
 
+def test_advice_on_a_build_of_another_machine(machine, monkeypatch):
+    monkeypatch.setattr("stretto.cli.checks.available", lambda: ("portable",))
+    monkeypatch.setattr("stretto.cli.checks.left_out", lambda: ("avx2",))
+    slow = replace(machine, kernels="portable", kernel_sets=("portable",))
+    assert "lacks avx2: `make clean chat`" in found(slow, "processor").advice
+    monkeypatch.setattr("stretto.cli.checks.available", lambda: ("avx512", "portable"))
+    assert found(machine, "processor").advice == ""  # avx512 is as good as it gets here
+
+
 def test_advice_on_speed(machine, monkeypatch):
     assert found(replace(machine, kernels="avx2"), "processor").advice.startswith("unset STRETTO_KERNELS")
     slow = replace(machine, kernels="portable", kernel_sets=("portable",))

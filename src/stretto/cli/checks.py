@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from stretto.cli.output import size
+from stretto.kernels import NAMES, available, left_out
 
 if TYPE_CHECKING:
     from stretto.hardware import Hardware
@@ -71,6 +72,9 @@ def _processor(machine: Hardware) -> Check:
     best = machine.kernel_sets[0] if machine.kernel_sets else machine.kernels
     if machine.kernels != best:
         return Check("processor", "advice", found, f"unset STRETTO_KERNELS: {best} is the fastest set here")
+    if faster := [name for name in left_out() if NAMES.index(name) > NAMES.index(available()[0])]:
+        advice = f"this build is for another machine and lacks {faster[0]}: `make clean chat` mends it"
+        return Check("processor", "advice", found, advice)
     if machine.kernels == "portable":
         return Check("processor", "advice", found, "a processor with AVX2 or NEON is several times as fast")
     return Check("processor", "ok", found)
