@@ -11,6 +11,7 @@
 #   make check-arm                  the ARM kernels, run here or by qemu, and the cycles of their loops
 #   make check-compilers            the native core with every compiler there is, without warnings
 #   make wheel                      a wheel in dist/ for pip, pipx and uvx, tried out where there is no compiler
+#   make wheels                     those of a release, for every Python that is here; docs/reference/wheels.md
 #   make check-wheel                the same, and nothing is kept
 #   make check-triton               the kernels for GPUs, in Triton's interpreter; needs torch and triton
 #   make check-cuda [PART=2]        the suites of engine, cache and parallel tokens on a GPU
@@ -20,7 +21,8 @@
 #   make bench-instructions         cycles of vector instructions of a 64-bit ARM core
 #   make docs                       the documentation site in build/site, with warnings as errors
 
-PYTHON ?= python3
+# The Python of .venv: python3, or the first one from 3.10 on (scripts/find_python.sh).
+PYTHON ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
 NATIVE := CMakeLists.txt $(wildcard csrc/* csrc/kernels/*)
@@ -28,15 +30,21 @@ NATIVE := CMakeLists.txt $(wildcard csrc/* csrc/kernels/*)
 # These reach the command as they were typed: no shell and no make looks for $ or quotes in them.
 unexport PROMPT MODEL
 chat: export STRETTO_PROMPT := $(value PROMPT)
-chat: export STRETTO_MODEL  := $(or $(value MODEL),smollm2)
+chat: export STRETTO_MODEL  := $(or $(value MODEL),$(value STRETTO_MODEL))
+chat: PULL := --pull
 
-.PHONY: chat test test-failed check format bench fuzz asan check-threads check-arm check-compilers wheel check-wheel \
+# Kernel sets that are compiled: those of this machine, or all with STRETTO_KERNEL_SETS=all, as in wheels and CI. What has all
+# of them serves both.
+KERNEL_SETS := $(or $(STRETTO_KERNEL_SETS),$(if $(wildcard $(VENV)/.core-all),all,native))
+CORE := $(VENV)/.core-$(KERNEL_SETS)
+
+.PHONY: chat test test-failed check format bench fuzz asan check-threads check-arm check-compilers wheel wheels check-wheel \
         check-triton check-cuda check-clients check-ray bench-kernels bench-instructions docs clean
 
 chat: $(VENV)/.installed
 	@if [ -n "$$STRETTO_PROMPT" ]; \
-	then printf '%s\n' "$$STRETTO_PROMPT" | $(BIN)/stretto run --model "$$STRETTO_MODEL"; \
-	else exec $(BIN)/stretto chat --model "$$STRETTO_MODEL"; \
+	then printf '%s\n' "$$STRETTO_PROMPT" | $(BIN)/stretto run; \
+	else exec $(BIN)/stretto chat; \
 	fi
 
 # Two workers: about half of the tests keep one core busy, the others two. Files keep the order of
@@ -98,13 +106,16 @@ check-threads: tests/native/pool_check.cpp $(NATIVE)
 	build/pool_check
 
 check-arm:
-	PYTHON=$(PYTHON) scripts/check_arm.sh
+	PYTHON=$(or $(PYTHON),python3) scripts/check_arm.sh
 
 check-compilers:
 	scripts/check_compilers.sh
 
 wheel: $(BIN)/python
 	$(BIN)/python scripts/check_wheel.py --make --out dist
+
+wheels: $(BIN)/python
+	$(BIN)/python scripts/make_wheels.py --out dist
 
 check-wheel: $(BIN)/python
 	$(BIN)/python scripts/check_wheel.py --make
@@ -146,33 +157,30 @@ docs: $(VENV)/.docs
 clean:
 	rm -rf $(VENV) build dist
 
+# Nothing is fetched before it is known that the core can be compiled.
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
+	@python=$$(PYTHON='$(PYTHON)' scripts/find_python.sh) && "$$python" -m venv $(VENV)
 
-$(VENV)/.installed: $(BIN)/python pyproject.toml $(NATIVE)
-	@echo 'installing into $(VENV): the native core is compiled, which takes a minute or a few' >&2
-	@$(BIN)/python scripts/build_progress.py -m pip install --editable .
-	@touch $@
+# The model is fetched while the core is compiled, if `make chat` wants one.
+$(CORE): $(BIN)/python pyproject.toml $(NATIVE)
+	@echo 'installing into $(VENV): the native core is compiled, which takes a minute or two' >&2
+	@STRETTO_KERNEL_SETS=$(KERNEL_SETS) $(BIN)/python scripts/install.py $(PULL)
+	@rm -f $(VENV)/.core-* && touch $@
 	@echo 'installed: the command is $(CURDIR)/$(BIN)/stretto' >&2
 	@echo '           . $(CURDIR)/$(BIN)/activate   makes it stretto in this shell' >&2
 
-$(VENV)/.test: $(BIN)/python pyproject.toml $(NATIVE)
-	@$(BIN)/python scripts/build_progress.py -m pip install --editable '.[test]'
-	@touch $@ $(VENV)/.installed
-
-$(VENV)/.cuda: $(VENV)/.test
-	@$(BIN)/python scripts/build_progress.py -m pip install --editable '.[test,cuda]'
+$(VENV)/.installed: $(CORE)
 	@touch $@
 
-$(VENV)/.docs: $(BIN)/python pyproject.toml $(NATIVE)
-	@$(BIN)/python scripts/build_progress.py -m pip install --editable '.[docs]'
-	@touch $@ $(VENV)/.installed
-
-$(VENV)/.ray: $(VENV)/.test
-	@$(BIN)/python scripts/build_progress.py -m pip install --editable '.[test,ray]'
+# What extras ask for; nothing is compiled.
+$(VENV)/.test $(VENV)/.docs: $(VENV)/.%: $(VENV)/.installed pyproject.toml
+	@$(BIN)/python scripts/install.py --extra $*
 	@touch $@
 
-$(VENV)/.dev: $(BIN)/python pyproject.toml
-	@$(BIN)/python scripts/build_progress.py -m pip install --editable '.[test,dev]'
-	@touch $@ $(VENV)/.test $(VENV)/.docs $(VENV)/.installed
+$(VENV)/.cuda $(VENV)/.ray: $(VENV)/.%: $(VENV)/.test
+	@$(BIN)/python scripts/install.py --extra $*
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed pyproject.toml
+	@$(BIN)/python scripts/install.py --extra test --extra dev
+	@touch $@ $(VENV)/.test $(VENV)/.docs

@@ -8,11 +8,13 @@ The arguments are those of this Python. Where stderr is no terminal, lines come 
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 
 STEP = re.compile(r"^\s*\[(\d+)/(\d+)\] (?:Building|Linking)")  # as Ninja and Make report their steps
 STAGES = (
+    ("Collecting", "fetching packages"),
     ("Installing build dependencies", "fetching what the build needs"),
     ("Preparing editable metadata", "preparing the build"),
     ("Preparing metadata", "preparing the build"),
@@ -22,6 +24,7 @@ STAGES = (
 )
 KEPT_LINES = 400
 PLAIN_SECONDS = 15.0  # between lines where there is no terminal
+BESIDE_SECONDS = 0.5  # between looks at what goes on beside it
 WIDTH = 78
 
 
@@ -59,17 +62,42 @@ def stage(line):
     return next((said for begin, said in STAGES if line.strip().startswith(begin)), None)
 
 
-def run(command, stream=None):
-    """Run a command that reports as pip does, and return its exit code."""
+def run(command, stream=None, begin="building, which takes a minute or two", beside=None):
+    """Run a command that reports as pip does, and return its exit code.
+
+    `beside` returns in words how far something else is that goes on at the same time, or "".
+    """
     progress = Progress(stream or sys.stderr)
     kept = deque(maxlen=KEPT_LINES)
-    progress.show("building, which takes a minute or a few")
+    said, lock, ended = begin, threading.Lock(), threading.Event()
+
+    def show():
+        with lock:
+            progress.show(" · ".join(filter(None, [said, beside() if beside else ""])))
+
+    def look_beside():
+        while not ended.wait(BESIDE_SECONDS):
+            show()
+
+    show()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        for line in process.stdout:
-            kept.append(line)
-            if said := stage(line):
-                progress.show(said)
-    progress.end()
+        looking = threading.Thread(target=look_beside, daemon=True)
+        if beside:
+            looking.start()
+        try:
+            for line in process.stdout:
+                kept.append(line)
+                if found := stage(line):
+                    said = found
+                    show()
+        except BaseException:  # an interrupt ends both
+            process.terminate()
+            raise
+        finally:
+            ended.set()
+            if beside:
+                looking.join()
+            progress.end()
     if process.returncode:
         (stream or sys.stderr).writelines(kept)
     return process.returncode
