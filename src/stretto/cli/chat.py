@@ -11,6 +11,7 @@ import typer
 
 from stretto.cli import options as o
 from stretto.cli.output import clean
+from stretto.errors import InvalidRequest
 
 
 def chat(
@@ -18,6 +19,7 @@ def chat(
     model: o.Model = None,
     system: o.System = None,
     vision: o.Vision = None,
+    goes_on: o.Continue = False,
     load: Annotated[
         Path | None, typer.Option("--load", metavar="FILE", help="Take up a chat that /save has written.")
     ] = None,
@@ -46,6 +48,7 @@ def chat(
     Without a terminal each line of stdin is a turn, answers are plain text, and an error in any of them makes
     the exit code 2.
     """
+    from stretto.cli import kept
     from stretto.cli.chatting import files, loop
     from stretto.cli.chatting.screen import new_screen
     from stretto.cli.chatting.session import Chat
@@ -54,9 +57,16 @@ def chat(
     from stretto.cli.lines import piped
     from stretto.cli.prompts import model_and_files
 
+    before = kept.last() if goes_on else None
+    if before is not None and load is not None:
+        raise InvalidRequest("--continue and --load each name a conversation; give one of them")
+    if before is not None and name is None:
+        model = model or before.model
     model, _ = model_and_files((name,), model, "chat [MODEL]")
     arguments = template_arguments(template_arg)
     conversation = Conversation() if load is None else files.load(load)
+    if before is not None:
+        conversation.add_messages(before.messages)
     settings: dict[str, Any] = {
         **o.named(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p),
         "seed": seed,
@@ -64,8 +74,9 @@ def chat(
         "stop": stop or (),
         "timeout": timeout,
     }
-    message, settings = with_defaults(model, system, settings, tells=load is None)
-    if system is not None or load is None:
+    is_new = load is None and before is None
+    message, settings = with_defaults(model, system, settings, tells=is_new)
+    if system is not None or is_new:
         conversation.system = message
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     open_model = partial(
@@ -90,6 +101,7 @@ def chat(
             screen=new_screen(interactive, wants_stats(reasoning)),
             guard=repeat_guard,
             open_model=open_model,
+            keeper=kept.Keeper("chat", before, conversation.roots[0] if conversation.roots else None),
         )
         with session:
             if interactive:

@@ -20,7 +20,7 @@ PANELS = {
     "Files in other formats": "quantize convert imatrix",
     "Quality": "score perplexity eval",
 }
-GROUPS = "config bench export deploy"  # commands that have commands
+GROUPS = "logs config bench export deploy"  # commands that have commands
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 NAMES = (*PANEL_OF, *GROUPS.split())
 FUNCTIONS = {"eval": "eval_"}  # where the name is Python's own

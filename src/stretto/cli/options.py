@@ -61,6 +61,14 @@ Adapter = Annotated[
         help="A LoRA adapter of the model, a GGUF file or a PEFT folder; may be repeated.",
     ),
 ]
+Continue = Annotated[
+    bool,
+    typer.Option(
+        "--continue",
+        "-c",
+        help="Go on with the last conversation of run or chat (stretto logs), and its model.",
+    ),
+]
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system message.")]
 TemplateArg = Annotated[
     list[str] | None,

@@ -14,6 +14,7 @@ from stretto.cli.completion import model_names
 from stretto.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from stretto.cli.kept import Kept
     from stretto.llm import LLM, Parts
 
 
@@ -29,6 +30,7 @@ def run(
         ),
     ] = None,
     model: o.Model = None,
+    goes_on: o.Continue = False,
     chat: Annotated[
         bool | None,
         typer.Option(
@@ -80,13 +82,14 @@ def run(
     Asks in the model's chat format; a model without one, or --raw, continues the text.
     One argument is the prompt, unless it is the name or path of a model; two are model and prompt.
     """
+    from stretto.cli import kept
     from stretto.cli.adapters import load_adapters
     from stretto.cli.first_run import default_model, first_run_note
     from stretto.cli.generation import open_images, open_llm, template_arguments, with_defaults
     from stretto.cli.prompts import joined_prompt, model_and_prompt
 
     arguments = template_arguments(template_arg)
-    for name, given in (("--system", system), ("--template-arg", arguments)):
+    for name, given in (("--system", system), ("--template-arg", arguments), ("--continue", goes_on)):
         if given and chat is False:
             raise InvalidRequest(f"{name} is for a chat; with --raw the prompt is the model's whole input")
     images = open_images(image or [], vision)
@@ -109,7 +112,8 @@ def run(
     text = joined_prompt(prompt)
     if not text.strip() and not images:
         raise InvalidRequest("the prompt is empty")
-    model = model or default_model()
+    before = kept.last() if goes_on else None
+    model = model or (before.model if before else default_model())
     parts: Parts = (*images, text)
     machine: dict[str, Any] = {
         "backend": backend,
@@ -125,15 +129,22 @@ def run(
         if draft is not None:
             settings["draft"] = _drafter(draft, stack, machine)
         settings["adapter"] = load_adapters(llm, adapter or [])
-        settings["reasoning"] = chats = _chats(llm, model, chat, system is not None or bool(arguments))
+        settings["reasoning"] = chats = _chats(
+            llm, model, chat, system is not None or bool(arguments) or goes_on
+        )
         asked: list[int] | Parts | str = parts if images else text
-        system, settings = with_defaults(model, system, settings, tells=chats)
+        message, settings = with_defaults(model, system, settings, tells=chats and before is None)
         if chats:
-            asked = _asked(llm, parts, system, arguments)
-        if as_json:
-            _print(llm, asked, settings, model)
-        else:
-            _say(llm, asked, settings, reasoning, stats)
+            messages = _messages(parts, message, system is not None, before)
+            asked = llm.chat_prompt(messages, template=arguments)
+        answer = (
+            _print(llm, asked, settings, model) if as_json else _say(llm, asked, settings, reasoning, stats)
+        )
+        if chats and answer.text:
+            said = {"role": "assistant", "content": answer.text}
+            said |= {"reasoning_content": answer.reasoning} if answer.reasoning else {}
+            kept.Keeper("run", before).keep([*messages, said], model)
+        if not as_json:
             first_run_note(model)
 
 
@@ -174,8 +185,8 @@ def _drafter(draft: str, stack: ExitStack, machine: dict[str, Any]) -> Any:
     return DraftModel(stack.enter_context(open_llm(draft, **machine)))
 
 
-def _say(llm: LLM, asked: Any, settings: dict[str, Any], reasoning: bool | None, stats: bool | None) -> None:
-    """Show the answer, that there is none, and its speed."""
+def _say(llm: LLM, asked: Any, settings: dict[str, Any], reasoning: bool | None, stats: bool | None) -> Any:
+    """Show the answer, that there is none, and its speed; return it."""
     from stretto.cli.generation import note, say, wants_stats
 
     answer = say(llm, asked, settings, show_reasoning=wants_stats(reasoning))
@@ -188,16 +199,20 @@ def _say(llm: LLM, asked: Any, settings: dict[str, Any], reasoning: bool | None,
         note(str(answer))
     if stats and (placement := getattr(llm.backend, "placement", None)):
         note(str(placement))
+    return answer
 
 
-def _asked(llm: LLM, parts: Parts, system: str | None, arguments: dict[str, Any]) -> list[int]:
-    messages: list[dict[str, Any]] = [{"role": "user", "content": parts if len(parts) > 1 else parts[0]}]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
-    return llm.chat_prompt(messages, template=arguments)
+def _messages(parts: Parts, system: str | None, is_given: bool, before: Kept | None) -> list[dict[str, Any]]:
+    """A system message and the question; behind those of a conversation, whose system message stays unless
+    another one is given."""
+    messages: list[dict[str, Any]] = [] if before is None else list(before.messages)
+    if before is None or is_given:
+        messages = [one for one in messages if one["role"] != "system"]
+        messages = [*([] if system is None else [{"role": "system", "content": system}]), *messages]
+    return [*messages, {"role": "user", "content": parts if len(parts) > 1 else parts[0]}]
 
 
-def _print(llm: LLM, prompt: str | list[int] | Parts, settings: dict[str, Any], model: str) -> None:
+def _print(llm: LLM, prompt: str | list[int] | Parts, settings: dict[str, Any], model: str) -> Any:
     from stretto.cli.output import print_json
 
     result = llm.generate(prompt, **settings)
@@ -214,3 +229,4 @@ def _print(llm: LLM, prompt: str | list[int] | Parts, settings: dict[str, Any], 
     }
     print_json(document)
     _tell_end(result.finish_reason, result.usage.completion_tokens)
+    return result

@@ -19,6 +19,7 @@ from stretto.weights import hub
 
 if TYPE_CHECKING:
     from stretto.cli.conversation import Content
+    from stretto.cli.kept import Keeper
     from stretto.llm import LLM
     from stretto.vision import Image
 
@@ -38,6 +39,7 @@ class Chat:
         screen: Screen | None = None,
         guard: bool = True,
         open_model: Callable[[str], LLM] | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self.conversation = conversation
         self.settings = settings
@@ -51,7 +53,7 @@ class Chat:
         self.n_generated = 0
         self.last: Answer | None = None
         self.n_failed = 0
-        self._open_model = open_model
+        self._open_model, self._keeper = open_model, keeper
         self.tells_ends = False  # that an answer was stopped or cut
         # Around an answer, so that typed keys do not show in it.
         self.quiet: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -145,6 +147,8 @@ class Chat:
             note(str(answer))
         elif answer.ending == "repetition" or (answer.ending in ENDS and self.tells_ends):
             note(ENDS[answer.ending])
+        if self._keeper is not None:
+            self._keeper.keep(self.conversation.messages, self.model, turn.path[0])
         return turn
 
     # -- the model --
