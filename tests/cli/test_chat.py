@@ -105,7 +105,7 @@ def test_stats(chat):
     assert "first token after" in after
 
 
-def test_save_and_load(chat, tmp_path):
+def test_save_and_load(chat, tmp_path, store_home):
     path = tmp_path / "a chat.json"
     llm = scripted("Yes.")
     code, _, errors = chat("One?", f"/save {path}", llm=llm, options=("--system", "Größe"))
@@ -118,7 +118,7 @@ def test_save_and_load(chat, tmp_path):
             {"role": "assistant", "content": "Yes."},
         ],
     }
-    assert list(tmp_path.iterdir()) == [path]
+    assert set(tmp_path.iterdir()) - {store_home} == {path}
 
     later = scripted("No.")
     chat("Two?", llm=later, options=("--load", path))
@@ -129,7 +129,7 @@ def test_save_and_load(chat, tmp_path):
     assert prompts(other)[0].startswith("<|start|>system\nX<|end|><|start|>user")
 
 
-def test_a_save_that_fails_harms_nothing(chat, tmp_path):
+def test_a_save_that_fails_harms_nothing(chat, tmp_path, store_home):
     code, output, errors = chat(
         "One?", "/save", f"/save {tmp_path}/no/x.json", f"/save {tmp_path}", "/save a\0b"
     )
@@ -139,7 +139,7 @@ def test_a_save_that_fails_harms_nothing(chat, tmp_path):
     assert lines[1] == f"error: {tmp_path}/no/x.json cannot be written: No such file or directory"
     assert len(lines) == 4
     assert all("cannot be written" in line for line in lines[1:])
-    assert list(tmp_path.iterdir()) == []
+    assert set(tmp_path.iterdir()) - {store_home} == set()
 
 
 @pytest.mark.parametrize(
