@@ -66,6 +66,7 @@ def store_home(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("STRETTO_HOME", str(home))
     monkeypatch.setenv("STRETTO_CONFIG", str(tmp_path / "stretto-config.toml"))
     monkeypatch.setenv("STRETTO_MODEL", "smollm2")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # where no server of the user's own is found
     return home
 
 

@@ -29,8 +29,20 @@ class Weights(dict):
         self[name] = np.ones(n, np.float32)
 
 
+CHAT_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+
+
 def xverse(path):
     """A llama by another name."""
+    return _llama(path, "xverse")
+
+
+def llama(path):
+    """The one that is none of the strange: it can be loaded everywhere, and chats."""
+    return _llama(path, "llama", {"tokenizer.chat_template": CHAT_TEMPLATE})
+
+
+def _llama(path, architecture, others=()):
     weights = Weights()
     weights.matrix("token_embd.weight", len(TOKENS), N_EMBD)
     weights.matrix("output.weight", len(TOKENS), N_EMBD)
@@ -53,7 +65,7 @@ def xverse(path):
         "attention.layer_norm_rms_epsilon": 1e-5,
         "rope.dimension_count": N_EMBD // N_HEAD,
     }
-    return _write(path, "xverse", sizes, weights)
+    return _write(path, architecture, sizes, weights, others)
 
 
 def mamba(path):
@@ -89,7 +101,9 @@ def mamba(path):
     return _write(path, "mamba", sizes, weights)
 
 
-def _write(path, architecture, sizes, weights):
+def _write(path, architecture, sizes, weights, others=()):
     named = {f"{architecture}.{key}": value for key, value in sizes.items()}
-    write_gguf(path, {"general.architecture": architecture, **named, **TOKENIZER}, dict(weights))
+    write_gguf(
+        path, {"general.architecture": architecture, **named, **TOKENIZER, **dict(others)}, dict(weights)
+    )
     return path

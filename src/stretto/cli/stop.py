@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -76,13 +76,28 @@ def _end(connection: Connection) -> None:
             f"process {pid} holds the socket {connection.path}, and says that it is "
             f"{connection.about.get('pid')!r}; it is not stopped"
         )
-    os.kill(pid, signal.SIGTERM)
-    connection.close()
+    if hasattr(os, "pidfd_open"):  # which stays that process, whoever gets its number
+        handle = os.pidfd_open(pid)
+        try:
+            signal.pidfd_send_signal(handle, signal.SIGTERM)
+            connection.close()
+            has_ended = bool(select.select([handle], [], [], PATIENCE_SECONDS)[0])
+        finally:
+            os.close(handle)
+    else:
+        os.kill(pid, signal.SIGTERM)
+        connection.close()
+        has_ended = _has_ended(pid)
+    if not has_ended:
+        raise InvalidRequest(f"process {pid} still runs after {PATIENCE_SECONDS:g} s; kill {pid} ends it")
+
+
+def _has_ended(pid: int) -> bool:
     end = time.monotonic() + PATIENCE_SECONDS
-    with suppress(ProcessLookupError):
-        while time.monotonic() < end:
+    while time.monotonic() < end:
+        try:
             os.kill(pid, 0)
-            time.sleep(POLL_SECONDS)
-        raise InvalidRequest(
-            f"process {pid} has not ended within {PATIENCE_SECONDS:g} s; kill {pid} may help"
-        )
+        except ProcessLookupError:
+            return True
+        time.sleep(POLL_SECONDS)
+    return False

@@ -304,7 +304,7 @@ def _listen() -> tuple[Path, socket.socket]:
     if not local.is_private(where):
         raise InvalidRequest(
             f"the socket for commands of this user needs {where} as a folder of its own that nobody else may "
-            "look into; remove what is there, or start with --no-socket"
+            "look into; commands load their models themselves (--no-socket: without this line)"
         )
     for connection in local.servers():  # removes sockets of processes that have ended
         connection.close()
@@ -319,6 +319,7 @@ def _listen() -> tuple[Path, socket.socket]:
     except OSError as error:
         listening.close()
         raise InvalidRequest(
-            f"cannot listen on {path}: {error.strerror or error}; --no-socket starts without"
+            f"cannot listen on {path}: {error.strerror or error}; commands load their models themselves "
+            "(--no-socket: without this line)"
         ) from None
     return path, listening

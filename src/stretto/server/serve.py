@@ -25,6 +25,8 @@ from stretto.server.registry import Opener
 from stretto.server.settings import Settings
 from stretto.server.usage import HELPER_THREAD_NAME
 
+log = logging.getLogger("stretto.server")
+
 HELPER_THREADS = 16  # for blocking work: templates, tokenizers, loading
 BACKLOG_CONNECTIONS = 2048  # not yet accepted
 START_POLL_SECONDS, END_POLL_SECONDS = 0.02, 0.5
@@ -47,12 +49,7 @@ class Server(uvicorn.Server):
         self.guard = create_app(settings, opener)
         self._listening = _listen(settings)
         self.address = _address(settings.addresses[0], self._listening[0])
-        try:
-            self._local = LocalSocket(self.guard.state, self.address) if settings.local else None
-        except BaseException:
-            for one in self._listening:
-                one.close()
-            raise
+        self._local = self._local_socket() if settings.local else None
         self._owns_process = False
         self._waiting: Waiting = lambda n_running: None
         config = uvicorn.Config(
@@ -69,6 +66,14 @@ class Server(uvicorn.Server):
             proxy_headers=False,
         )
         super().__init__(config)
+
+    def _local_socket(self) -> LocalSocket | None:
+        """The socket for commands of the same user; without one they load models themselves."""
+        try:
+            return LocalSocket(self.guard.state, self.address)
+        except InvalidRequest as error:
+            log.error("%s", error)
+            return None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
