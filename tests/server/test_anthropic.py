@@ -163,7 +163,7 @@ def test_thinking_is_turned_off_and_efforts_are_hints():
         plain = count()
         assert count(thinking={"type": "disabled"}) > plain  # an empty block of reasoning
         assert count(thinking={"type": "adaptive"}, output_config={"effort": "high"}) == plain
-    with serving() as server, client_of(server) as client:
+    with serving(strict=True) as server, client_of(server) as client:
         with pytest.raises(anthropic.BadRequestError, match="does not think"):
             client.messages.create(**ASKED, thinking={"type": "enabled", "budget_tokens": 1024})
         assert client.messages.create(**ASKED, thinking={"type": "disabled"}).content

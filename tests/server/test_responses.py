@@ -253,7 +253,6 @@ def test_the_oldest_make_room_and_keys_do_not_share():
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0]"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 3}}}}, "text.format"),
         ({"input": [{"role": "user", "content": "x" * 2000}]}, "input"),
     ],

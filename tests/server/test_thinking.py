@@ -152,7 +152,6 @@ def test_effort_reaches_a_template_that_reads_it():
         (CHAT, {"chat_template_kwargs": {"nothing": 1}}, "chat_template_kwargs", "reads no"),
         (CHAT, {"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "reads no"),
         (CHAT, {"reasoning_effort": "none"}, "reasoning_effort", "cannot be turned off"),
-        (CHAT, {"reasoning_effort": "high"}, "reasoning_effort", "cannot be set"),
         (CHAT, {"reasoning_effort": "very"}, "reasoning_effort", ""),
         ("/api/chat", {"think": False}, None, "cannot be turned off"),
     ],
@@ -218,3 +217,103 @@ def test_a_message_may_be_nothing_but_reasoning():
         }
         asked = {"input": [{"type": "message", "role": "user", "content": "Hello."}, {"id": "rs_1", **item}]}
         assert web.post("/v1/responses", json=asked).json()["status"] == "completed"
+
+
+BUDGETS = {
+    "/v1/chat/completions": {"messages": HELLO, "thinking_budget_tokens": 9},
+    "/v1/chat/completions ": {"messages": HELLO, "thinking_token_budget": 9},
+    "/v1/messages": {
+        "messages": HELLO,
+        "thinking": {"type": "enabled", "budget_tokens": 9},
+    },
+}
+
+
+@pytest.mark.parametrize("path", BUDGETS)
+def test_budgets_are_kept(path):
+    asked = {"model": "mock", "temperature": 0, "max_tokens": 50, **BUDGETS[path]}
+    said = "<think>\n" + "h" * 100
+    with visiting(lambda entry: make("qwen3", said)) as (_, web):
+        answer = web.post(path.strip(), json=asked)
+        assert answer.status_code == 200, answer.text
+        streamed = web.post(path.strip(), json={**asked, "stream": True})
+    body = answer.json()
+    if "choices" in body:
+        thoughts = body["choices"][0]["message"]["reasoning_content"]
+        n_thought = body["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    else:
+        thoughts, n_thought = body["content"][0]["thinking"], streamed.text.count("thinking_delta")
+    assert (thoughts, 8 <= n_thought <= 12) == ("h" * 8, True)  # a line break counts, and so do markers
+    names = ('"reasoning_content":"h"', '"thinking":"h"')
+    assert sum(streamed.text.count(name) for name in names) == 8
+
+
+def test_efforts_that_cannot_be_set_are_told():
+    with visiting(lambda entry: make("r1")) as (_, web):
+        answer = web.post(CHAT, json={**ASKED, "reasoning_effort": "high"})
+    assert answer.status_code == 200
+    assert "cannot be set" in answer.headers["x-stretto-warning"]
+
+
+WISHES = {  # for a model that does not think
+    "/v1/chat/completions": [
+        {"reasoning_effort": "high"},
+        {"chat_template_kwargs": {"enable_thinking": True}},
+        {"chat_template_kwargs": {"reasoning_effort": "low"}},
+    ],
+    "/v1/responses": [{"reasoning": {"effort": "high"}}],
+    "/v1/messages": [{"thinking": {"type": "enabled", "budget_tokens": 1024}}],
+    "/api/chat": [{"think": True}, {"think": "high"}],
+}
+REFUSALS = {  # which any such model grants
+    "/v1/chat/completions": [
+        {"reasoning_effort": "none"},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"thinking_budget_tokens": 5},
+        {"thinking_budget_tokens": -1},
+    ],
+    "/v1/responses": [{"reasoning": {"effort": "none"}}],
+    "/v1/messages": [{"thinking": {"type": "disabled"}}, {"thinking": {"type": "adaptive"}}],
+    "/api/chat": [{"think": False}],
+}
+BODIES = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50},
+    "/api/chat": {"messages": [{"role": "user", "content": "Hi"}], "stream": False},
+}
+
+
+@pytest.mark.parametrize("path", WISHES)
+def test_models_that_do_not_think_answer_and_say_so(path):
+    with visiting() as (_, web):
+        for wish in REFUSALS[path]:
+            answer = web.post(path, json={"model": "mock", **BODIES[path], **wish})
+            assert (answer.status_code, answer.headers.get("x-stretto-warning")) == (200, None), answer.text
+        for wish in WISHES[path]:
+            answer = web.post(path, json={"model": "mock", **BODIES[path], **wish})
+            assert answer.status_code == 200, answer.text
+            assert "does not think" in answer.headers["x-stretto-warning"]
+            body = answer.json()
+            (warning,) = body.get("usage", body)["warnings"]
+            assert "does not think" in warning
+            stream = web.post(path, json={"model": "mock", **BODIES[path], **wish, "stream": True})
+            assert "x-stretto-warning" in stream.headers
+        wrong = {"model": "mock", **BODIES[path], "chat_template_kwargs": {"enable_thinkin": False}}
+        assert web.post(path, json=wrong).status_code == 400
+
+
+def test_warnings_are_errors_for_a_strict_server():
+    with visiting(strict=True) as (_, web):
+        for path, wishes in WISHES.items():
+            for wish in wishes:
+                answer = web.post(path, json={"model": "mock", **BODIES[path], **wish})
+                assert answer.status_code == 400, path
+                assert "does not think" in answer.text
+
+
+def test_warnings_are_logged(caplog):
+    with caplog.at_level("INFO", "stretto.server"), visiting(log="json") as (_, web):
+        web.post(CHAT, json={"model": "mock", **BODIES[CHAT], "reasoning_effort": "low"})
+    facts = [record.facts for record in caplog.records if hasattr(record, "facts")]
+    assert any("does not think" in str(one.get("warnings")) for one in facts)

@@ -224,6 +224,15 @@ def serve(
             rich_help_panel=_LIMITS,
         ),
     ] = True,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Refuse requests of which a field cannot be granted (thinking, an unknown option of Ollama) "
+            "instead of answering with a warning.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = False,
     max_running: Annotated[
         int, typer.Option(help="Requests that run at once.", rich_help_panel=_LIMITS)
     ] = 64,
@@ -286,6 +295,7 @@ def serve(
         defaults=parse_defaults(default or ()),
         template_arguments=parse_arguments(chat_template_kwargs),
         repeat_guard=repeat_guard,
+        strict=strict,
         memory=None if memory is None else size("--memory", memory),
         checkpoint_bytes=size("--checkpoints", checkpoints),
         cells=cells,

@@ -25,7 +25,7 @@ from stretto.llm import LLM
 from stretto.llm.prompts import conversation_ids, known_template
 from stretto.server import anthropic_chat, responses_chat
 from stretto.server.anthropic_schemas import MessagesRequest
-from stretto.server.chat import as_message, name_answers
+from stretto.server.chat import as_message, granted, name_answers, thinking_of
 from stretto.server.legacy import with_tools
 from stretto.server.responses_schemas import ResponseRequest
 from stretto.server.schemas import ChatRequest, ImagePart
@@ -106,6 +106,11 @@ class TextModel:
         arguments = anthropic_chat.thinking_arguments(asked, cast(LLM, self))
         return self._chat(anthropic_chat.as_chat(asked), arguments)
 
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """The variables that the template reads, as `LLM.template_variables`."""
+        return frozenset(known_template(self._template).variables)
+
     def thinking(self, think: bool | str) -> dict[str, Any]:
         """The template arguments for a wish to think, as `LLM.thinking` has them."""
         return thinking_arguments(known_template(self._template), think)
@@ -147,10 +152,14 @@ class TextModel:
         self, body: ChatRequest, arguments: Mapping[str, Any] | None, think: object
     ) -> dict[str, Any]:
         wish = body.reasoning_effort if think is None else think
-        found = dict(arguments or {})
+        found, llm = dict(arguments or {}), cast(LLM, self)
         if arguments is None and isinstance(wish, (bool, str)):
-            found = self.thinking(wish)
-        return found | (body.chat_template_kwargs or {})
+            found = thinking_of(llm, wish, "reasoning_effort", _unheard)
+        return found | granted(llm, body.chat_template_kwargs or {}, _unheard)
+
+
+def _unheard(param: str, message: str) -> None:
+    """Warnings are the server's to give."""
 
 
 class _Remembering:

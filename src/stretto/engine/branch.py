@@ -231,16 +231,22 @@ def new_guide(params: RequestParams) -> Guide | None:
 
 def _constraint(engine: Engine, track: Track, params: RequestParams) -> Constraint | None:
     """The guide of a text; it starts after the reasoning where that is told apart."""
-    guide = new_guide(params)
-    if guide is None:
+    if params.grammar is None and params.reasoning_budget is None:
         return None
-    from stretto.structured import Compiled, constraint
+    from stretto.structured import Compiled, constraint, with_budget
 
+    guide, reasoning = new_guide(params), _reasoning(engine, params)
     n = len(track.tokens) - params.continues
-    compiled = params.grammar
-    waits = isinstance(compiled, Compiled) and not compiled.grammar.covers_reasoning
-    made = constraint(guide, _reasoning(engine, params) if waits else None, track.tokens[:n])
-    if params.continues:
+    made: Constraint | None = None
+    inner = None
+    if guide is not None:
+        compiled = params.grammar
+        waits = isinstance(compiled, Compiled) and not compiled.grammar.covers_reasoning
+        made = inner = constraint(guide, reasoning if waits else None, track.tokens[:n])
+    if params.reasoning_budget is not None and reasoning is not None:
+        n_vocab = engine.runner.spec.n_vocab
+        made = with_budget(inner, reasoning, track.tokens[:n], params.reasoning_budget, n_vocab)
+    if made is not None and params.continues:
         made.skip(track.tokens[n:])
     return made
 

@@ -78,6 +78,7 @@ class Keywords(SamplingOptions, total=False):
     draft: Drafter | Literal["lookup"] | None
     draft_branches: int
     reasoning: bool
+    reasoning_budget: int | None
     adapter: str | Mapping[str, float] | None
     cache_salt: str | None
     continues: int
@@ -120,6 +121,7 @@ class RequestParams:
     draft: Drafter | None = None
     draft_branches: int = 1
     reasoning: bool = False
+    reasoning_budget: int | None = None
     adapter: Parts = ()
     cache_salt: str | None = None
     continues: int = 0
@@ -215,6 +217,15 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
         if not isinstance(rest.get(name, False), bool):
             raise InvalidRequest(
                 f"{name} must be True or False, not {rest[name]!r}", param=name, value=rest[name]
+            )
+    if rest.get("reasoning_budget") is not None:
+        check_integer("reasoning_budget", rest["reasoning_budget"], 0, 1 << 31)
+        if not rest.get("reasoning"):
+            raise InvalidRequest(
+                "reasoning_budget bounds the reasoning, which reasoning=True tells apart from the answer; "
+                "give both, as chat does",
+                param="reasoning_budget",
+                value=rest["reasoning_budget"],
             )
     check_salt(rest.get("cache_salt"))
     if rest.get("callback") is not None and not callable(rest["callback"]):

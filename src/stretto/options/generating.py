@@ -198,6 +198,12 @@ CONTEXT = (
         "Tell the model's reasoning apart from its answer (stretto docs chat); chat does so by default.",
     ),
     Option(
+        "reasoning_budget",
+        "int | None",
+        None,
+        "At most so many tokens of reasoning, which is closed then, and the answer follows; 0: none.",
+    ),
+    Option(
         "adapter",
         "str | Mapping[str, float] | None",
         None,

@@ -37,7 +37,7 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
 
     async def start(generation: Generation) -> ToolPlan:
         try:
-            thinking = thinking_arguments(body, generation.lease.llm)
+            thinking = thinking_arguments(body, generation.lease.llm, generation.warn)
             return await converse(chat, generation, settings, options, thinking)
         except Exception as error:
             raise renamed(error, NAMES, *FIELDS) from error
@@ -65,7 +65,7 @@ async def count_tokens(body: CountRequest, request: Request) -> Response:
     chat = as_chat(body)
     generation = await begin(state, body.model, request)
     try:
-        thinking = thinking_arguments(body, generation.lease.llm)
+        thinking = thinking_arguments(body, generation.lease.llm, generation.warn)
         _, prompt = await unless_gone(request, planned(chat, generation, state.settings, thinking))
         ids: list[Any] = await asyncio.to_thread(ids_of, generation.lease.llm, prompt)
     except Exception as error:

@@ -25,7 +25,7 @@ from stretto.server.anthropic_schemas import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from stretto.server.chat import thinking_of
+from stretto.server.chat import Warn, thinking_of
 from stretto.server.errors import ApiError
 from stretto.server.schemas import ChatRequest
 
@@ -63,6 +63,7 @@ def as_chat(body: CountRequest) -> ChatRequest:
             "repeat_guard": body.repeat_guard,
             "stop": body.stop_sequences,
             "stream": body.stream,
+            "thinking_budget_tokens": None if body.thinking is None else body.thinking.budget_tokens,
             "user": body.metadata.user_id if body.metadata is not None else None,
         }
     return ChatRequest.model_validate(fields)
@@ -77,7 +78,7 @@ def _ending(body: CountRequest, last: Fields) -> Fields:
     return {"continue_final_message": True}
 
 
-def thinking_arguments(body: CountRequest, llm: LLM) -> Fields:
+def thinking_arguments(body: CountRequest, llm: LLM, warn: Warn = lambda param, message: None) -> Fields:
     """The template arguments for `thinking` and `output_config.effort`.
 
     The effort is a hint: a template that has no such setting gets none. It turns no thinking on.
@@ -90,7 +91,7 @@ def thinking_arguments(body: CountRequest, llm: LLM) -> Fields:
             found = llm.thinking(EFFORTS.get(effort, effort))
         found = {name: value for name, value in found.items() if isinstance(value, str)}
     if wanted in ("enabled", "disabled"):
-        found = thinking_of(llm, wanted == "enabled", "thinking") | found
+        found = thinking_of(llm, wanted == "enabled", "thinking", warn) | found
     return found
 
 

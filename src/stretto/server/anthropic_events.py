@@ -47,7 +47,7 @@ class MessageShape:
             **self.head(),
             "content": blocks,
             **self.ending(result),
-            "usage": usage(result.usage),
+            "usage": {**usage(result.usage), **self.generation.warnings},
         }
 
     def ending(self, result: Result) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class MessageEvents:
         out = [text for piece in pieces for text in self._piece(piece)]
         fields = {
             "delta": self._shape.ending(result),
-            "usage": usage(result.usage),
+            "usage": {**usage(result.usage), **self._shape.generation.warnings},
         }
         return [*out, *self._stop(), event("message_delta", fields)]
 

@@ -172,7 +172,10 @@ class Thinking(Body):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: (
-        Annotated[int, Field(ge=1, description="Accepted; max_tokens is what bounds the answer.")] | None
+        Annotated[
+            int, Field(ge=1, lt=1 << 31, description="So many tokens of thinking at most; then comes text.")
+        ]
+        | None
     ) = None
     display: Literal["summarized", "omitted"] | None = None
 

@@ -15,9 +15,11 @@ from stretto.server.images import from_base64, from_url
 from stretto.server.options import check_at_most, check_prompts
 from stretto.server.schemas import ChatRequest, ImagePart, Message, TextPart
 from stretto.server.settings import Settings
+from stretto.text.arguments import EFFORTS, NO_EFFORT, SWITCHES
 from stretto.tools.plan import ToolPlan
 
 Prompt = Callable[[], list[int]]
+Warn = Callable[[str, str], None]  # takes a field and what became of it
 
 
 async def prompt_of(
@@ -31,10 +33,10 @@ async def prompt_of(
 
     `thinking` are template arguments in place of those for `reasoning_effort`.
     """
-    llm = generation.lease.llm
+    llm, warn = generation.lease.llm, generation.warn
     if thinking is None:
-        thinking = thinking_of(llm, body.reasoning_effort, "reasoning_effort")
-    arguments = thinking | (body.chat_template_kwargs or {})
+        thinking = thinking_of(llm, body.reasoning_effort, "reasoning_effort", warn)
+    arguments = thinking | granted(llm, body.chat_template_kwargs or {}, warn)
     urls = {
         (i, j): part.image_url.url
         for i, message in enumerate(body.messages)
@@ -73,14 +75,32 @@ def last_answer(body: ChatRequest) -> str:
     return text if isinstance(text, str) else ""
 
 
-def thinking_of(llm: LLM, think: bool | str | None, param: str) -> dict[str, Any]:
-    """The template arguments for a request's wish to think, or not to."""
+def thinking_of(llm: LLM, think: bool | str | None, param: str, warn: Warn) -> dict[str, Any]:
+    """The template arguments for a request's wish to think, or not to.
+
+    Clients send such fields to every model: one that cannot think, or not by degrees, answers as it can.
+    """
     if think is None:
         return {}
     try:
         return llm.thinking(think)
     except Unsupported as error:
-        raise unsupported(f"{param}: {error}", param) from None
+        if think in (False, NO_EFFORT):  # it cannot but think
+            raise unsupported(f"{param}: {error}", param) from None
+        warn(param, str(error))
+        return {}
+
+
+def granted(llm: LLM, arguments: dict[str, Any], warn: Warn) -> dict[str, Any]:
+    """Template arguments; those about thinking by the names that this model's template has, if it thinks."""
+    found: dict[str, Any] = {}
+    for name, value in arguments.items():
+        is_wish = isinstance(value, bool if name in SWITCHES else str)
+        if name in (*SWITCHES, *EFFORTS) and name not in llm.template_variables and is_wish:
+            found |= thinking_of(llm, value, f"chat_template_kwargs.{name}", warn)
+        else:
+            found[name] = value
+    return found
 
 
 def take_images(generation: Generation, n: int, param: str) -> None:
@@ -160,7 +180,7 @@ async def ollama_prompt(
     think: bool | str | None,
 ) -> Prompt:
     """As `prompt_of`, for messages of Ollama's clients."""
-    arguments = thinking_of(generation.lease.llm, think, "think")
+    arguments = thinking_of(generation.lease.llm, think, "think", generation.warn)
     take_images(generation, sum(map(len, images.values())), "images")
     for index, texts in images.items():
         if texts:

@@ -21,11 +21,13 @@ from stretto.engine.types import PromptStep
 from stretto.server.adapters import choose_adapter
 from stretto.server.callers import caller_of
 from stretto.server.defaults import with_defaults
-from stretto.server.errors import ApiError, ClientGone, translate
+from stretto.server.errors import ApiError, ClientGone, translate, unsupported
 from stretto.server.registry import Lease
 from stretto.server.state import State, state_of
 
 Value = TypeVar("Value")
+
+MAX_WARNINGS = 8  # of a request
 
 REQUEST_ID = "stretto.id"  # key in a scope: the `x-request-id`, set by the guard
 FOR_PYTHON = {"logprobs", "best_of", "min_tokens", "hooks"}  # options that the fused loop does not have
@@ -51,6 +53,7 @@ class Generation:
         self._has_own_timeout = False  # the request's timeout ends it before the server's limit
         self.last: Callable[[], None] | None = None  # called in a thread after the last text
         self.n_images = 0
+        self._notes: dict[str, Any] = request.scope.get("stretto", {})  # for the answer's head and the log
         self.adapter: Any = None  # of its texts
         self._prompt_begun: float | None = None  # when a stream with progress had its first
         self._first_token: float | None = None  # when a stream with timings sent its first
@@ -66,6 +69,20 @@ class Generation:
                 503, f"the request had to wait for longer than {most:g} s", code="timeout", retry_after=10
             )
         return left
+
+    def warn(self, param: str, message: str) -> None:
+        """Note a field that is not granted, for the answer and the log; an error with `--strict`."""
+        if self._state.settings.strict:
+            raise unsupported(f"{param}: {message}", param)
+        told: list[str] = self._notes.setdefault("warnings", [])
+        if len(told) < MAX_WARNINGS and (warning := f"{param}: {message}"[:300]) not in told:
+            told.append(warning)
+
+    @property
+    def warnings(self) -> dict[str, list[str]]:
+        """Fields that were not granted, for `usage`; nothing if there are none."""
+        told = self._notes.get("warnings")
+        return {"warnings": told} if told else {}
 
     def take_images(self, n: int) -> None:
         """Count the request's images; they take memory until it ends, and all requests share that."""

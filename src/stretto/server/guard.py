@@ -32,6 +32,8 @@ from stretto.server.streamed import DIRECT
 
 log = logging.getLogger("stretto.server")
 
+WARNING = b"x-stretto-warning"  # header of an answer to a request of which fields were not granted
+
 HEALTH = "/health"  # also without a Host header, as load balancers ask
 OPEN_PATHS = (HEALTH, "/ping", "/docs", "/openapi.json")  # without a key
 BODIES = ("POST", "PUT", "PATCH", "DELETE")  # methods whose requests have bodies
@@ -277,6 +279,9 @@ class _Visit:
                 (b"x-content-type-options", b"nosniff"),
                 *self.extra,
             ]
+            if warnings := self.notes.get("warnings"):
+                text = "; ".join(warnings).encode("ascii", "backslashreplace")
+                message["headers"].append((WARNING, bytes(c if 32 <= c < 127 else 32 for c in text)[:2000]))
         await self._send(message)
 
 

@@ -333,6 +333,7 @@ def _end(generation: Generation, result: Result, asked: _Asked) -> dict[str, Any
         "eval_count": result.usage.completion_tokens,
         "eval_duration": _nanoseconds(spent["decode"]),
         **context,
+        **generation.warnings,
     }
 
 

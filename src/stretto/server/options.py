@@ -148,6 +148,10 @@ def chat_options(body: ChatRequest, limits: RequestLimits) -> dict[str, Any]:
         if body.max_tokens not in (None, most):
             raise ApiError(400, "max_tokens and max_completion_tokens differ; give one", param="max_tokens")
         options["max_tokens"] = most
+    budgets = [body.thinking_budget_tokens, body.thinking_token_budget]
+    for budget in budgets:
+        if budget is not None and budget >= 0:
+            options["reasoning_budget"] = min(budget, options.get("reasoning_budget", budget))
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     if body.logprobs:

@@ -164,7 +164,7 @@ class ResponseShape:
             output=builder.items,
             completed_at=int(time.time()),
             incomplete_details={"reason": "max_output_tokens", **ended_by(result)} if cut else None,
-            usage=_usage(result),
+            usage={**_usage(result), **self.generation.warnings},
             timings=self.generation.timings([result]),
         )
         self.keep(made)

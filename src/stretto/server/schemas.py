@@ -314,6 +314,13 @@ class ChatRequest(Sampling):
         ]
         | None
     ) = None
+    thinking_budget_tokens: (
+        Annotated[int, Field(ge=-1, lt=1 << 31, description="Tokens of reasoning at most; -1: any number.")]
+        | None
+    ) = None
+    thinking_token_budget: (
+        Annotated[int, Field(ge=0, lt=1 << 31, description="The same, by vLLM's name.")] | None
+    ) = None
     chat_template_kwargs: (
         Annotated[dict[str, Any], Field(max_length=64, description="Arguments of the model's chat template.")]
         | None

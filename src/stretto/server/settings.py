@@ -141,6 +141,7 @@ class Settings:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # options of requests that do not say them
     repeat_guard: bool = True  # for requests that do not say; see `stretto.engine.repeats`
     template_arguments: Mapping[str, Any] = field(default_factory=dict)  # of templates that read them
+    strict: bool = False  # refuse what would be answered with a warning
     memory: int | None = None
     cells: int | str = 8192  # "auto": what is free on a GPU
     kv: Literal["f16", "q8", "bf16", "fp8"] = "f16"

@@ -95,7 +95,7 @@ class Shape:
 
     def usage(self, results: list[Result], n_prompts: int) -> dict[str, Any]:
         """Tokens counted; a prompt that was scored here first was computed, not found in the cache."""
-        counted = usage(results, n_prompts)
+        counted = {**usage(results, n_prompts), **self.generation.warnings}
         if self.scored:
             counted["prompt_tokens_details"]["cached_tokens"] = 0
         return counted

@@ -13,9 +13,18 @@
 The parsing is done by the `llguidance` library.
 """
 
-from stretto.structured.after import Constraint, constraint
+from stretto.structured.after import Constraint, constraint, with_budget
 from stretto.structured.compiler import Compiled, Compiler
 from stretto.structured.grammar import Grammar, as_grammar
 from stretto.structured.guide import Guide
 
-__all__ = ["Compiled", "Compiler", "Constraint", "Grammar", "Guide", "as_grammar", "constraint"]
+__all__ = [
+    "Compiled",
+    "Compiler",
+    "Constraint",
+    "Grammar",
+    "Guide",
+    "as_grammar",
+    "constraint",
+    "with_budget",
+]

@@ -118,10 +118,99 @@ class GuideAfterReasoning:
         self._splitter.push(self._reasoning.spell(token, self._text))
 
 
-Constraint = Guide | GuideAfterReasoning
+class BudgetedReasoning:
+    """A guide with a bound on the reasoning: behind so many tokens of it the marker that closes it is forced.
+
+    Around the guide of a grammar, or around None: then any token may come.
+    """
+
+    def __init__(
+        self,
+        guide: Guide | GuideAfterReasoning | None,
+        reasoning: Reasoning,
+        splitter: Splitter,
+        text: Detokenizer,
+        left: int,
+        n_vocab: int,
+    ) -> None:
+        self._guide = guide
+        self._reasoning = reasoning
+        self._splitter = splitter
+        self._text = text
+        self._left = left  # tokens of reasoning that may come
+        self._n_vocab = n_vocab
+        self._any: Mask = np.full((n_vocab + 31) // 32, 0xFFFFFFFF, np.uint32)
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing can follow."""
+        return self._guide is not None and self._guide.done
+
+    def begin(self) -> list[int]:
+        """The forced tokens at the start."""
+        return self._with_close([] if self._guide is None else self._guide.begin())
+
+    def skip(self, tokens: list[int]) -> None:
+        """Advance by tokens that are there already, before `begin`."""
+        if self._guide is not None:
+            self._guide.skip(tokens)
+        self._follow(tokens)
+
+    @property
+    def mask(self) -> Mask:
+        """uint32[n_vocab / 32]: the allowed tokens, always in the same array."""
+        return self._any if self._guide is None else self._guide.mask
+
+    def masked(self, logits: Row) -> Row:
+        """A copy of a row of logits in which the other tokens have −inf."""
+        return logits.copy() if self._guide is None else self._guide.masked(logits)
+
+    def push(self, token: int) -> list[int]:
+        """Advance by a token; return the forced tokens after it."""
+        self._follow([token])
+        return self._with_close([] if self._guide is None else self._guide.push(token))
+
+    def n_valid(self, tokens: list[int]) -> int:
+        """Length of the longest prefix of `tokens` that is allowed."""
+        n = len(tokens) if self._guide is None else self._guide.n_valid(tokens)
+        if self._splitter.shows == "answer":
+            return n
+        return min(n, self._left if self._splitter.shows == "reasoning" else 1)
+
+    def fork(self) -> BudgetedReasoning:
+        """An independent copy with the same state."""
+        guide = None if self._guide is None else self._guide.fork()
+        splitter, text = self._splitter.fork(), self._text.fork()
+        return BudgetedReasoning(guide, self._reasoning, splitter, text, self._left, self._n_vocab)
+
+    def _with_close(self, forced: list[int]) -> list[int]:
+        """Forced tokens, and behind them those that close reasoning for which nothing is left."""
+        self._follow(forced)
+        closing = self._reasoning.closing
+        if self._splitter.shows != "reasoning" or self._left > 0 or not closing:
+            return forced
+        if self._guide is None:
+            self._follow(closing)
+            return [*forced, *closing]
+        if self._guide.n_valid(closing) < len(closing):
+            return forced
+        for token in closing:  # what the grammar forces behind the last one is the start of the answer
+            after = self._guide.push(token)
+        self._follow([*closing, *after])
+        return [*forced, *closing, *after]
+
+    def _follow(self, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            self._left -= self._splitter.shows == "reasoning"
+            self._splitter.push(self._reasoning.spell(token, self._text))
 
 
-def constraint(guide: Guide, reasoning: Reasoning | None, prompt: Sequence[int]) -> Constraint:
+Constraint = Guide | GuideAfterReasoning | BudgetedReasoning
+
+
+def constraint(
+    guide: Guide, reasoning: Reasoning | None, prompt: Sequence[int]
+) -> Guide | GuideAfterReasoning:
     """The guide of the text after a prompt, which begins after the reasoning if there may be any."""
     if reasoning is None:
         return guide
@@ -137,6 +226,18 @@ def constraint(guide: Guide, reasoning: Reasoning | None, prompt: Sequence[int])
             param="grammar",
         )
     return GuideAfterReasoning(guide, reasoning, splitter, reasoning.detokenizer(prompt[-1]))
+
+
+def with_budget(
+    guide: Guide | GuideAfterReasoning | None,
+    reasoning: Reasoning,
+    prompt: Sequence[int],
+    budget: int,
+    n_vocab: int,
+) -> BudgetedReasoning:
+    """A constraint, or none, with at most so many tokens of reasoning behind a prompt."""
+    text = reasoning.detokenizer(prompt[-1])
+    return BudgetedReasoning(guide, reasoning, reasoning.splitter(prompt), text, budget, n_vocab)
 
 
 def _set(mask: Mask, tokens: Iterable[int], allowed: bool) -> None:

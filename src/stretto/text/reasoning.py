@@ -33,6 +33,7 @@ _HARMONY = {
     REASONING: State("reasoning", _PART),
     ANSWER: State("answer", _PART),
 }
+_FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
 # Kimi K3: tags of special tokens around every part, `<|open|>think<|sep|>…<|close|>think<|sep|>`
 _TAGS = State("nothing", {"<|open|>think<|sep|>": REASONING, "<|open|>response<|sep|>": ANSWER})
 _TAGGED = {
@@ -45,6 +46,7 @@ _TAGGED = {
     ANSWER: State("answer", {"<|close|>response<|sep|>": START, "<|open|>response<|sep|>": ANSWER}),
     "said": State("answer", {"<|close|>response<|sep|>": START}),
 }
+_RESPONSE = "<|close|>think<|sep|><|open|>response<|sep|>"
 # MiniMax M3 closes a block that it did not open where it does not think.
 _M3 = block("<mm:think>", "</mm:think>")
 _M3[START] = State("undecided", {"<mm:think>": REASONING, "</mm:think>": ANSWER})
@@ -57,7 +59,8 @@ class Format:
     """How a family of models marks its reasoning.
 
     `signs` are texts that all have to be in the template; `turn` is the special token that starts a turn
-    where the turn's own markers cannot tell; `inside` are special tokens that may stand within the reasoning.
+    where the turn's own markers cannot tell; `inside` are special tokens that may stand within the reasoning;
+    `closing` leads from the reasoning to the answer, where that takes more than a block's end.
     """
 
     name: str
@@ -65,6 +68,7 @@ class Format:
     states: Mapping[str, State]
     turn: str = ""
     inside: tuple[str, ...] = ()
+    closing: str = ""
 
     @property
     def blocks(self) -> list[tuple[str, str]]:
@@ -75,13 +79,13 @@ class Format:
 
 
 FORMATS = (
-    Format("harmony", ("<|channel|>", "<|message|>", "analysis"), _HARMONY, "<|start|>"),
+    Format("harmony", ("<|channel|>", "<|message|>", "analysis"), _HARMONY, "<|start|>", closing=_FINAL),
     Format("gemma", ("<|channel>",), block("<|channel>thought", "<channel|>")),
     Format("mistral", ("[THINK]",), block("[THINK]", "[/THINK]")),
     Format("seed", ("<seed:think>",), block("<seed:think>", "</seed:think>"), inside=_BUDGET),
     Format("command", ("<|START_THINKING|>",), block("<|START_THINKING|>", "<|END_THINKING|>", _COMMAND)),
     Format("apertus", ("<|inner_prefix|>",), block("<|inner_prefix|>", "<|inner_suffix|>")),
-    Format("kimi k3", ("<|open|>", "<|sep|>", "think"), _TAGGED),
+    Format("kimi k3", ("<|open|>", "<|sep|>", "think"), _TAGGED, closing=_RESPONSE),
     Format(
         "apriel",
         ("[BEGIN FINAL RESPONSE]",),
@@ -134,6 +138,9 @@ class Reasoning:
             marker in tokenizer.vocabulary.ids or _is_mark(_marked(marker, marks)[-1])
             for marker in layout.states[REASONING].markers
         )
+        closing = layout.closing or next((end for _, end in layout.blocks), "")
+        # The tokens that end the reasoning, for a text that has to end it.
+        self.closing = tokenizer.encode(closing, special=True, bos=False)
         self._ends = (ends - known) | (set(specials.values()) - self._marks.keys())
         self._ends -= {specials[text] for text in layout.inside if text in specials}
         if layout.turn in specials:

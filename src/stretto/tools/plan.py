@@ -44,8 +44,7 @@ class ToolPlan:
             return self._with_answer(options, as_grammar(options["grammar"]))
         if self.grammar is None:
             return dict(options)
-        raw = {} if self.thinks else {"reasoning": False}
-        return {**options, **raw, "grammar": self.grammar}
+        return {**options, **self._raw(), "grammar": self.grammar}
 
     def _with_answer(self, options: Mapping[str, Any], answer: Grammar) -> dict[str, Any]:
         """The options where the answer has a schema: it is calls, or JSON that fits; required calls alone."""
@@ -57,13 +56,17 @@ class ToolPlan:
             )
         if self.grammar is not None or self.required is None:
             return self.options({**options, "grammar": None})
-        raw, required = {} if self.thinks else {"reasoning": False}, self.required
+        raw, required = self._raw(), self.required
 
         def make() -> Grammar:
             return calls_or_json(required(), answer.prepared())
 
         # A schema that is not prepared yet is one of a caller who must not wait here for that.
         return {**options, **raw, "grammar": make() if answer.kind == "json" else make}
+
+    def _raw(self) -> dict[str, Any]:
+        """Options for a text whose grammar holds the whole turn."""
+        return {} if self.thinks else {"reasoning": False, "reasoning_budget": None}
 
     def salted(self, prompt: Sequence[int]) -> ToolPlan:
         """The plan for a prompt: the ids of calls in the same answer to it are the same."""
