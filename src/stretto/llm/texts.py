@@ -403,7 +403,7 @@ class Texts:
         from stretto.structured.workers import WORKERS
 
         job = WORKERS.submit(lambda: self.tool_plan(tools, tool_choice, parallel), caller)
-        return cast(ToolPlan, await asyncio.wrap_future(job))
+        return cast("ToolPlan", await asyncio.wrap_future(job))
 
     def _run(self, several: list[Branches]) -> list[Result | list[Result]]:
         """Step the engine until all have finished."""
