@@ -18,10 +18,14 @@ from stretto.testing import MockBackend, byte_tokenizer, mock_llm
 
 PERSON = {
     "type": "object",
-    "properties": {"name": {"enum": ["Ada", "Adam", "Bob"]}, "age": {"type": "integer"}},
+    "properties": {
+        "name": {"enum": ["Ada", "Adam", "Bob"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+    },
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+WILD = {"temperature": 2.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -187,14 +191,16 @@ def test_members_of_a_set_are_what_the_grammar_allows_there():
 
 @pytest.mark.parametrize("loop", ["python", "fused"])
 def test_a_sequence_is_continued(llm, loop):
-    whole = llm.generate("The capital of France is", max_tokens=12, temperature=0)
+    greedy = {"temperature": 0, "ignore_eos": True}
+    whole = llm.generate("The capital of France is", max_tokens=12, **greedy)
     with llm.sequence("The capital of France is") as seq:
-        first = llm.generate(seq, max_tokens=5, temperature=0, loop=loop)
+        first = llm.generate(seq, max_tokens=5, loop=loop, **greedy)
         assert seq.tokens[-5:] == first.tokens
         assert seq.text.endswith(first.text)
-        second = llm.generate(seq, max_tokens=7, temperature=0, loop=loop)
+        second = llm.generate(seq, max_tokens=7, loop=loop, **greedy)
         assert first.tokens + second.tokens == whole.tokens
-        assert seq.step(temperature=0).text  # it goes on
+        seq.step(temperature=0)  # it goes on
+        assert seq.tokens[-13:-1] == whole.tokens
         llm.cells.check()
 
 
@@ -205,7 +211,7 @@ def test_edits_and_forks_of_a_continued_sequence_stay(llm):
         fork = seq.fork()
         before = fork.logits.copy()
         expected = [fork.step(temperature=0).token for _ in range(6)]
-        assert llm.generate(seq, max_tokens=6, temperature=0).tokens == expected
+        assert llm.generate(seq, max_tokens=6, temperature=0, ignore_eos=True).tokens == expected
         fork.truncate(fork.position - 6)
         np.testing.assert_array_equal(fork.logits, before)
         fork.close()
@@ -219,12 +225,14 @@ def test_edited_logits_of_a_sequence_count(llm):
 
 
 def test_a_sequence_is_streamed_and_awaited(llm):
-    async def collect(seq):
-        return [token.id async for token in llm.astream(seq, max_tokens=4, temperature=0)]
+    options = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
 
-    expected = llm.generate("Hello", max_tokens=4, temperature=0).tokens
+    async def collect(seq):
+        return [token.id async for token in llm.astream(seq, **options)]
+
+    expected = llm.generate("Hello", **options).tokens
     with llm.sequence("Hello") as seq:
-        assert [token.id for token in llm.stream(seq, max_tokens=4, temperature=0)] == expected
+        assert [token.id for token in llm.stream(seq, **options)] == expected
         assert seq.tokens[-4:] == expected
     with llm.sequence("Hello") as seq:
         assert asyncio.run(collect(seq)) == expected
@@ -234,13 +242,11 @@ def test_a_sequence_is_streamed_and_awaited(llm):
 def test_several_texts_of_a_sequence_come_from_forks(llm):
     with llm.sequence("Hello", seed=5) as seq:
         n = len(seq)
-        results = llm.generate(seq, n=2, max_tokens=4)
+        options = {"n": 2, "max_tokens": 8, "ignore_eos": True, **WILD}  # two texts are never the same
+        results = llm.generate(seq, **options)
         assert len(seq) == n
         assert results[0].tokens != results[1].tokens
-        assert llm.generate("Hello", n=2, max_tokens=4, seed=5) is not None
-        assert [r.tokens for r in results] == [
-            r.tokens for r in llm.generate("Hello", n=2, max_tokens=4, seed=5)
-        ]
+        assert [r.tokens for r in results] == [r.tokens for r in llm.generate("Hello", seed=5, **options)]
     settled(llm)
 
 
@@ -298,13 +304,13 @@ def test_a_failing_request_gives_the_sequence_back():
 
 
 def test_a_conversation_as_a_sequence(llm):
-    messages = [{"role": "user", "content": "Say hello."}]
-    expected = llm.chat(messages, max_tokens=8, temperature=0)
+    messages, options = [{"role": "user", "content": "Say hello."}], {"temperature": 0, "ignore_eos": True}
+    expected = llm.chat(messages, max_tokens=8, **options)
     with llm.sequence(llm.chat_prompt(messages)) as seq:
-        answer = llm.chat(seq, max_tokens=8, temperature=0)
+        answer = llm.chat(seq, max_tokens=8, **options)
         assert answer.tokens == expected.tokens
         assert seq.tokens[-8:] == answer.tokens
-    awaited = asyncio.run(llm.achat(messages, max_tokens=8, temperature=0))
+    awaited = asyncio.run(llm.achat(messages, max_tokens=8, **options))
     assert awaited.text == expected.text
 
 
@@ -386,7 +392,7 @@ def test_options_are_a_value(llm):
     expected = llm.generate("Hello", temperature=0, max_tokens=4)
     assert llm.generate("Hello", opts).tokens == expected.tokens
     assert llm.stream("Hello", opts).result.tokens == expected.tokens
-    assert len(llm.generate("Hello", opts, max_tokens=2).tokens) == 2  # keywords win
+    assert len(llm.generate("Hello", opts, max_tokens=2, ignore_eos=True).tokens) == 2  # keywords win
     assert asyncio.run(llm.agenerate("Hello", opts)).tokens == expected.tokens
     assert dict(opts | {"temperature": 0.5}) == {"temperature": 0.5, "max_tokens": 4}
     assert repr(opts) == "Options(temperature=0, max_tokens=4)"
