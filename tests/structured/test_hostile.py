@@ -305,6 +305,14 @@ def test_a_grammar_that_is_slow_to_step_ends_its_own_request(monkeypatch):
     assert other.result.text == "aaaaaaaa"
 
 
+def test_a_grammar_is_not_blamed_for_a_busy_machine(compile_, monkeypatch):
+    """A step that waits for the processor has not worked."""
+    monkeypatch.setattr(guide, "MAX_STEP_SECONDS", 0.1)
+    monkeypatch.setattr(guide.Guide, "_differ", lambda self, tokens: time.sleep(0.2) or True)
+    state = compile_(Grammar.regex("[ab]{4}")).guide()
+    assert state.push(ord("a")) == []
+
+
 def test_a_refused_grammar_leaves_nothing_behind():
     llm = mock_llm("ok")
     for schema, _ in list(WRONG_SCHEMAS.values())[:12]:
