@@ -4,6 +4,7 @@
 #   make chat PROMPT="What is 2+2?" one answer
 #   make chat MODEL=./mine.gguf     another model
 #   make test                       all tests
+#   make test-kernels [KERNELS=avx2] those with a real model, by the kernel set of a smaller machine
 #   make test-failed                those that failed in the last run, one after the other
 #   make asan [ASAN_TESTS=tests/fuzz] the native core's tests under sanitizers (gcc), or some of them
 #   make fuzz [SECONDS=60]          mutated files, images, grammars, templates and bodies, so long for each target
@@ -38,8 +39,8 @@ chat: PULL := --pull
 KERNEL_SETS := $(or $(STRETTO_KERNEL_SETS),$(if $(wildcard $(VENV)/.core-all),all,native))
 CORE := $(VENV)/.core-$(KERNEL_SETS)
 
-.PHONY: chat test test-failed check format bench fuzz asan check-threads check-arm check-compilers wheel wheels check-wheel \
-        check-triton check-cuda check-clients check-ray bench-kernels bench-instructions docs clean
+.PHONY: chat test test-kernels test-failed check format bench fuzz asan check-threads check-arm check-compilers \
+        wheel wheels check-wheel check-triton check-cuda check-clients check-ray bench-kernels bench-instructions docs clean
 
 chat: $(VENV)/.installed
 	@if [ -n "$$STRETTO_PROMPT" ]; \
@@ -54,6 +55,17 @@ test: $(VENV)/.test
 
 test-failed: $(VENV)/.test
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures=none
+
+# A text depends on the kernel set, and no test may depend on one text. AMX has the bits of AVX-512, and I8MM those
+# of NEON: the next smaller set that computes others is taken. Files are found by the fixtures of tests/conftest.py,
+# and tests of many cases run one; those of the same bits try every kernel set by themselves.
+KERNELS ?= $(shell $(BIN)/python -c 'from stretto.kernels import available as sets; \
+    print(next((one for one in sets()[1:] if one in ("avx2", "portable")), "portable"))')
+REAL_MODEL = $(shell grep -rlE --include='*.py' 'smollm2_path|gemma3_path' tests | \
+    sed -e '/^tests.conftest/d' -e '/test_same_bits/d' -e 's|/conftest.py||')
+test-kernels: $(VENV)/.test
+	STRETTO_KERNELS=$(KERNELS) $(BIN)/python -m pytest --durations=10 --numprocesses=2 --dist=loadfile \
+	    --first-cases -m 'real_model and not slow' $(REAL_MODEL)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check --no-cache .  # the cache misses modules that moved: their imports are sorted elsewhere

@@ -32,6 +32,8 @@ IN_CI = os.environ.get("CI") == "true"
 # Where models stay between runs; found before any test changes the environment.
 ORDINARY_STORE = hub.Store.default()
 
+REAL_MODELS = {"smollm2_path", "gemma3_path"}  # fixtures
+
 golden = pytest.StashKey[Counter]()
 
 # What a script starts in the background ignores Ctrl-C, and so do its children; some are sent it here.
@@ -77,7 +79,21 @@ def pytest_configure(config):
         other_backend.install()
 
 
+def pytest_addoption(parser):
+    help_text = "of tests that are parametrized, run the first case alone"
+    parser.addoption("--first-cases", action="store_true", help=help_text)
+
+
+def pytest_itemcollected(item):
+    # Here and not when all are collected: plugins that select by markers come before.
+    if not REAL_MODELS.isdisjoint(getattr(item, "fixturenames", ())):
+        item.add_marker("real_model")
+
+
 def pytest_collection_modifyitems(config, items):
+    if config.getoption("--first-cases"):
+        first = {(item.path, getattr(item, "originalname", item.name)): item for item in reversed(items)}
+        items[:] = reversed(first.values())
     if other_backend.NAME:
         other_backend.skip_native_only(items)
     if hasattr(config, "workerinput"):
