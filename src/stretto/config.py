@@ -100,7 +100,7 @@ def _check_switch(value: Any) -> None:
         raise InvalidRequest(f"logs must be true or false, not {value!r:.80}", param="logs", value=value)
 
 
-def _number(text: str) -> Any:
+def number(text: str) -> Any:
     """A number; the text itself if it is none, which the check refuses."""
     for kind in (int, float):
         try:
@@ -116,19 +116,19 @@ SETTINGS: dict[str, Setting] = {
         Setting("model", "The model that is used when none is named.", str, _check_text("model")),
         Setting("system", "The system message of run and chat.", str, _check_text("system")),
         *(
-            Setting(f"sampling.{name}", BY_NAME[name].meaning, _number, BY_NAME[name].check)
+            Setting(f"sampling.{name}", BY_NAME[name].meaning, number, BY_NAME[name].check)
             for name in NUMBERS
         ),
         Setting(
             "max_tokens",
-            "An answer of run or chat has at most so many tokens.",
-            _number,
+            "A text of run, chat or parallel has at most so many tokens.",
+            number,
             BY_NAME["max_tokens"].check,
         ),
         Setting(
             "threads",
             "Threads that compute.",
-            _number,
+            number,
             lambda value: check_integer("threads", value, 1, 1024),
         ),
         Setting(

@@ -75,6 +75,24 @@ def test_aliases_and_threads_of_the_configuration(cli):
     assert cli.loaded[0][1]["threads"] == 2
 
 
+def test_the_limit_and_the_sampling_of_the_configuration(cli):
+    for key, value in (("max_tokens", "3"), ("temperature", "0.25"), ("system", "Be brief.")):
+        config.set_value(key, value)
+
+    def asked(*options):
+        llm = mock_llm("Hello there")
+        seen, stream = [], llm.stream
+        llm.stream = lambda prompt, **given: seen.append((prompt, given)) or stream(prompt, **given)
+        assert cli("run", "mock.gguf", "Hi", *options, llm=llm)[0] == 0
+        ((prompt, given),) = seen
+        text = bytes(token for token in prompt if token < 256).decode()
+        return given["max_tokens"], given["temperature"], "Be brief." in text
+
+    assert asked() == (3, 0.25, True)
+    assert asked("-n", "2", "--temperature", "0", "--system", "") == (2, 0, False)
+    assert asked("-n", "0") == (None, 0.25, True)
+
+
 def test_a_wrong_configuration_stops_a_command_before_it_begins(cli):
     config.path().write_text("thread = 3\n")
     code, out, err = cli("run", "mock.gguf", "Hi")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from stretto import config
 from stretto.cli.chatting.commands import ALIASES, COMMANDS, KEYS
 from stretto.cli.chatting.loop import take
 from stretto.cli.chatting.session import Chat
@@ -30,6 +31,56 @@ def test_the_documentation_has_the_commands_and_keys_that_there_are():
     commands, keys = tables(DOCS.read_text())
     assert commands == [f"| `{command.usage}` | {command.help} |" for command in COMMANDS.values()]
     assert keys == [f"| `{key}` | {meaning} |" for key, meaning in KEYS.items()]
+
+
+def test_set_changes_what_answers_are_made_with(chat, capsys):
+    assert take(chat, "/set top_k 7")
+    assert take(chat, "/set top-p 0.5")
+    assert take(chat, "/set system Be brief.")
+    assert chat.settings == {"temperature": 0, "top_k": 7, "top_p": 0.5}
+    assert chat.conversation.system == "Be brief."
+    assert config.read() == config.Config()
+    assert take(chat, "/set")
+    shown = capsys.readouterr().err
+    assert "top_k: 7" in shown
+    assert "min_p               the default" in shown
+    assert take(chat, "/set top_k -")
+    assert take(chat, "/set system -")
+    assert chat.settings == {"temperature": 0, "top_p": 0.5}
+    assert chat.conversation.system is None
+    assert chat.n_failed == 0
+
+
+def test_set_saves_for_later(chat, capsys):
+    assert take(chat, "/set --save temperature 0.2")
+    assert take(chat, "/set --save system Be brief.")
+    assert config.read() == config.Config(system="Be brief.", sampling={"temperature": 0.2})
+    assert chat.settings["temperature"] == 0.2
+    assert f"temperature: 0.2, and in {config.path()}" in capsys.readouterr().err
+    assert take(chat, "/set temperature 1")
+    assert take(chat, "/set temperature -")  # back to the default, which is now this
+    assert chat.settings["temperature"] == 0.2
+    assert take(chat, "/set --save temperature -")
+    assert "temperature" not in chat.settings
+    assert config.read().sampling == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/set heat 3", "/set knows no 'heat'; it sets system, model, temperature,"),
+        ("/set temperature hot", "temperature must be a number from 0 to 100, not 'hot'"),
+        ("/set --save temperature -1", "temperature must be a number from 0 to 100, not -1"),
+        ("/set --save seed 3", "seed is for one chat"),
+        ("/set --save top_k", "/set --save top_k needs a value"),
+        ("/set model -", "a chat has a model"),
+    ],
+)
+def test_set_refuses(chat, capsys, line, message):
+    assert take(chat, line)
+    assert message in capsys.readouterr().err
+    assert chat.settings == {"temperature": 0}
+    assert not config.path().exists()
 
 
 def test_help_lists_all_of_them(chat, capsys):

@@ -65,6 +65,17 @@ def start():
 # -- typing --
 
 
+def test_settings_are_completed_and_hold(start):
+    terminal = start(ECHO)
+    terminal.type("/set temp\t")
+    terminal.until("/set temperature")
+    terminal.type(" 0.5\r")
+    assert "temperature: 0.5" in terminal.prompt(2)
+    assert "temperature          0.5" in terminal.say("/set")
+    terminal.type("\x04")
+    assert terminal.end() == 0
+
+
 def test_a_pasted_text_is_one_message_and_so_are_lines_joined_by_keys(start):
     terminal = start(ECHO)
     terminal.type(PASTE.format("first\nsecond\r\nthird\n"))

@@ -152,6 +152,14 @@ FrequencyPenalty = Annotated[
 
 RUN_TOKENS = 1024  # of an answer of `stretto run`, unless another limit is given
 
+
+def configured_limit(context: typer.Context, param: typer.CallbackParam, value: int) -> int:
+    """The limit of tokens that was given, else that of the configuration file, else the command's own."""
+    source = context.get_parameter_source(param.name or "")
+    is_given = source is not None and source.name != "DEFAULT"
+    return value if is_given else config.read().max_tokens or value
+
+
 MaxTokens = Annotated[
     int,
     typer.Option(
@@ -159,6 +167,7 @@ MaxTokens = Annotated[
         "-n",
         help="At most so many tokens; 0: to the end of the context.",
         rich_help_panel=_LIMITS,
+        callback=configured_limit,
     ),
 ]
 RepeatGuard = Annotated[

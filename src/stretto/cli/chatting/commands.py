@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from stretto import config
 from stretto.cli.chatting import files, looks, room
 from stretto.cli.chatting.notes import note, pairs, show
 from stretto.cli.chatting.pictures import unquoted
@@ -13,6 +14,8 @@ from stretto.cli.chatting.session import Chat
 from stretto.cli.conversation import images_of
 from stretto.cli.output import clean
 from stretto.errors import InvalidRequest
+from stretto.options.generating import BY_NAME
+from stretto.weights import hub
 
 Run = Callable[[Chat, str], None]
 
@@ -155,6 +158,76 @@ def _system(chat: Chat, argument: str) -> None:
     note(f"system message: {clean(conversation.system or 'none of yours')}")
 
 
+SAVE = "--save "
+
+
+@command(
+    "set",
+    "[[--save] NAME [VALUE]]",
+    "set temperature, system … for this chat, with - back to the default; --save: for later ones too; alone: "
+    "show them",
+)
+def _set(chat: Chat, argument: str) -> None:
+    saves = argument.startswith(SAVE)
+    name, _, value = argument.removeprefix(SAVE).strip().partition(" ")
+    value = value.strip()
+    if name in ("", "--save"):
+        pairs([(one, _setting(chat, one)) for one in SETTABLE])
+        return
+    name = name.replace("-", "_")
+    if name not in SETTABLE:
+        raise InvalidRequest(f"/set knows no {clean(name)!r:.40}; it sets {', '.join(SETTABLE)}")
+    if value:
+        if saves and name not in SAVED:
+            raise InvalidRequest(f"{name} is for one chat; it cannot be saved")
+        if saves and value == "-":
+            config.unset(SAVED[name])
+        _put(chat, name, None if value == "-" else value)
+        if saves and value != "-":
+            config.set_value(SAVED[name], value)
+    elif saves:
+        raise InvalidRequest(f"/set --save {name} needs a value, or - for none")
+    place = f", and in {config.path()}" if saves else ""
+    note(clean(f"{name}: {_setting(chat, name)}{place}"))
+
+
+SAVED = {  # keys of the configuration file
+    "system": "system",
+    "model": "model",
+    **{name: f"sampling.{name}" for name in config.NUMBERS},
+    "max_tokens": "max_tokens",
+}
+SETTABLE = (*SAVED, "seed")
+
+
+def _setting(chat: Chat, name: str) -> str:
+    """The value of a setting, as it is shown."""
+    if name == "system":
+        return chat.conversation.system or "none"
+    if name == "model":
+        return chat.model
+    value = chat.settings.get(name)
+    return str(value) if value is not None else "the default"
+
+
+def _put(chat: Chat, name: str, text: str | None) -> None:
+    """Set a value for this chat; None: back to the default."""
+    if name == "system":
+        chat.conversation.system = text
+    elif name == "model":
+        if text is None:
+            raise InvalidRequest("a chat has a model; /set model NAME takes another one")
+        chat.switch(config.read().named(text))
+    elif text is None:
+        chat.settings.pop(name, None)
+        usual = {**hub.defaults(chat.model).sampling, **config.read().sampling}
+        chat.settings.update({name: usual[name]} if name in usual else {})
+    else:
+        value = config.number(text)
+        BY_NAME[name].check(value)
+        chat.settings[name] = value
+
+
 @command("image", "FILE", "show an image with what you say next")
 def _image(chat: Chat, argument: str) -> None:
     from stretto.vision import Image
@@ -214,7 +287,7 @@ def _load(chat: Chat, argument: str) -> None:
 @command("model", "[NAME]", "go on with another model; alone: show which one this is")
 def _model(chat: Chat, argument: str) -> None:
     if argument:
-        chat.switch(argument)
+        chat.switch(config.read().named(argument))
     llm = chat.llm
     note(f"{clean(chat.model)}, backend {llm.backend.name}, context {llm.context_length:,}")
 

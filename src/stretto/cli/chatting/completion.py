@@ -10,7 +10,7 @@ from pathlib import Path
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 
-from stretto.cli.chatting.commands import COMMANDS
+from stretto.cli.chatting.commands import COMMANDS, SETTABLE
 from stretto.cli.output import clean
 
 MAX_SHOWN = 200
@@ -26,6 +26,8 @@ class ChatCompleter(Completer):
         text = document.text_before_cursor
         if match := _ARGUMENT.fullmatch(text):
             found = models(match[2]) if match[1] == "model" else paths(match[2])
+        elif match := re.fullmatch(r"/set\s+(?:--save\s+)?(\w*)", text):
+            found = [(len(match[1]), name) for name in SETTABLE if name.startswith(match[1])]
         elif re.fullmatch(r"/[a-z]*", text):
             found = [*commands(text), *(paths(text) if len(text) > 1 else ())]
         else:
