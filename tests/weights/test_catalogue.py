@@ -1,5 +1,7 @@
 """The catalogue of well-known models on the Hub: sizes are asked for, and what fits is chosen by them."""
 
+from pathlib import Path
+
 import pytest
 
 import local_hub
@@ -79,3 +81,9 @@ def test_the_best_that_fits_is_chosen(server):
 def test_without_a_network_nothing_is_chosen(server):
     server.server_close()
     assert best_fit(100 * GB) is None
+
+
+def test_no_module_of_the_hub_has_the_name_of_a_function():
+    """Importing a module binds its name in the package: a module imported late would replace a function."""
+    modules = {path.stem for path in Path(hub.__file__).parent.iterdir()}
+    assert not modules & {name for name in hub.__all__ if callable(getattr(hub, name))}

@@ -39,7 +39,7 @@ def chat(
     backend: o.Backend = "auto",
     device: o.Device = "auto",
     threads: o.Threads = None,
-    precision: o.Precision = "standard",
+    precision: o.OwnPrecision = None,
     repack: o.Repack = "auto",
     server: o.Server = True,
 ) -> None:

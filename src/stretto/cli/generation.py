@@ -98,7 +98,7 @@ def open_llm(
     device: str = "auto",
     threads: int | None,
     cells: int | str,
-    precision: str,
+    precision: str | None,
     repack: bool | str = "auto",
     vision: str | None = None,
     kv: str = "f16",
@@ -111,6 +111,7 @@ def open_llm(
     """
     from stretto.cli import remote
     from stretto.cli.pull import pull_missing
+    from stretto.weights import hub
 
     options: dict[str, Any] = {
         "backend": backend,
@@ -118,7 +119,7 @@ def open_llm(
         "threads": threads,
         "cells": cells,
         "kv": kv,
-        "precision": precision,
+        "precision": precision or hub.defaults(model).precision or "standard",
         "repack": repack,
     }
 

@@ -285,6 +285,15 @@ Precision = Annotated[
     Literal["standard", "high"],
     typer.Option(help="Activations in 8 bits, or in 16: slower, exacter.", rich_help_panel=_MACHINE),
 ]
+OwnPrecision = Annotated[
+    Literal["standard", "high"] | None,
+    typer.Option(
+        "--precision",
+        help="Activations in 8 bits, or in 16: slower, exacter.",
+        show_default=f"standard{_OWN}",
+        rich_help_panel=_MACHINE,
+    ),
+]
 
 
 def named(**options: float | None) -> dict[str, Any]:

@@ -146,11 +146,16 @@ def _announce(model: str, force: bool) -> None:
     from stretto.cli.output import console, size
     from stretto.weights import hub
     from stretto.weights.hub.catalogue import CATALOGUE
+    from stretto.weights.hub.index_models import Entry
 
     screen = console(stderr=True)
     if entry := hub.known().get(model):
         sizes = f"{size(entry.download_nbytes)} to fetch, {size(entry.nbytes)} on disk"
-        screen.print(f"{entry.summary}: {sizes}. Licence: {entry.license}, {entry.license_url}")
+        terms = f"Licence: {entry.license}, {entry.license_url}"
+        screen.print(f"{entry.summary}: {sizes}. {terms}", soft_wrap=True)
+        if isinstance(entry, Entry) and entry.repository:
+            where = f"From {entry.repository} if the Hub can be reached, else from {entry.source}"
+            screen.print(f"{where}, {entry.packaging}.", soft_wrap=True)
     elif listed := CATALOGUE.get(model):
         screen.print(
             f"{listed.summary}, from hf:{listed.repo}. Licence: {listed.licence}, {listed.licence_url}"
@@ -190,6 +195,7 @@ def _report(pulled: Model) -> None:
 
     checked = "verified" if pulled.verified else "the server published none to compare with"
     lines = [f"{clean(str(pulled.path))}", f"SHA-256 {pulled.sha256} ({checked})"]
+    lines.append(f"From {clean(pulled.source)}")
     if pulled.license:
         lines.append(f"By using it you accept its licence: {clean(pulled.license)}")
     lines += [f"Terms kept in {clean(str(notice))}" for notice in pulled.notices]

@@ -73,7 +73,7 @@ def run(
     backend: o.Backend = "auto",
     device: o.Device = "auto",
     threads: o.Threads = None,
-    precision: o.Precision = "standard",
+    precision: o.OwnPrecision = None,
     repack: o.Repack = "auto",
     server: o.Server = True,
 ) -> None:

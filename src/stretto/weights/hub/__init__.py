@@ -40,7 +40,7 @@ from stretto.weights.hub.store import CONFIG, Check, Model, Progress, Store
 
 if TYPE_CHECKING:
     from stretto.weights.hub.huggingface import Source
-    from stretto.weights.hub.listing import Choice, Listing
+    from stretto.weights.hub.repository import Choice, Listing
 
 __all__ = [
     "Check",
@@ -153,7 +153,7 @@ def _source(name: str) -> Source:
 def listing(name: str) -> Listing:
     """The files of a repository on the Hub, asked now, by `hf:org/repo`, `org/repo` or a short name."""
     from stretto.weights.hub import huggingface
-    from stretto.weights.hub.listing import read_listing
+    from stretto.weights.hub.repository import read_listing
     from stretto.weights.hub.web import Web
 
     entry = catalogue.CATALOGUE.get(name)

@@ -65,7 +65,7 @@ class Entry:
             return None
 
     def _ask(self) -> tuple[Size, ...] | None:
-        from stretto.weights.hub.listing import read_listing
+        from stretto.weights.hub.repository import read_listing
         from stretto.weights.hub.web import Unreachable, Web
 
         try:

@@ -21,8 +21,8 @@ from stretto.errors import ModelError, PullError
 from stretto.weights.hub.disk import require_space
 from stretto.weights.hub.download import discard, download, key_of, verify, with_facts
 from stretto.weights.hub.fetch import Progress
-from stretto.weights.hub.listing import INDEX, SINGLE, Listing, RemoteFile, read_listing
 from stretto.weights.hub.names import Reference, link_file
+from stretto.weights.hub.repository import INDEX, SINGLE, Listing, RemoteFile, read_listing
 from stretto.weights.hub.store import CONFIG, Check, Model, Store
 from stretto.weights.hub.web import Unreachable, Wait, Web
 from stretto.weights.json_file import read_object
