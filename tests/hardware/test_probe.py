@@ -2,9 +2,10 @@
 
 import json
 import math
+import os
 
 import pytest
-from machines import GIB, MEASURED
+from machines import GIB, MEASURED, Native
 
 from stretto import _native, hardware
 from stretto.errors import InvalidRequest, PullError
@@ -142,3 +143,56 @@ def test_measuring_refuses_what_it_cannot_do():
         _native.read_bandwidth(2**20, [5], 0.001)
     with pytest.raises(MemoryError):
         _native.read_bandwidth(2**62, [1], 0.001)
+
+
+@pytest.fixture
+def busy(tree, native, monkeypatch):
+    """Says how many processor seconds others take during a measurement; none from the start."""
+    state = {"seconds": 0.0, "total": 0}
+    measure = native.read_bandwidth
+
+    def read(*args):
+        state["total"] += int(state["seconds"] * os.sysconf("SC_CLK_TCK"))
+        tree({"proc/stat": f"cpu  {state['total']} 0 0 5 5 0 0 0 0 0\ncpu0 0"})
+        return [rate / (1 + state["seconds"]) for rate in measure(*args)]
+
+    tree({"proc/stat": "cpu  0 0 0 5 5 0 0 0 0 0\ncpu0 0"})
+    monkeypatch.setattr(native, "read_bandwidth", read)
+    monkeypatch.setattr(speed, "_SECONDS", 0.0)
+    return state
+
+
+def test_a_probe_on_a_busy_machine_is_marked_and_taken_again_later(machine, busy, monkeypatch):
+    busy["seconds"] = 1000.0
+    found = hardware.probe()
+    assert found.was_busy
+    asked = len(hardware._native().asked)
+    assert hardware.probe() == found == hardware.probe(measure=False)
+    assert len(hardware._native().asked) == asked
+    busy["seconds"] = 0.0
+    monkeypatch.setattr(speed, "RETAKE_SECONDS", 0.0)
+    assert hardware.probe(measure=False).was_busy  # which never measures
+    again = hardware.probe()
+    assert (again.was_busy, again.bandwidth) == (False, MEASURED.bandwidth)
+    asked = len(hardware._native().asked)
+    assert hardware.probe() == again
+    assert len(hardware._native().asked) == asked
+
+
+def test_the_better_one_of_two_busy_probes_is_kept(machine, busy, monkeypatch):
+    monkeypatch.setattr(speed, "RETAKE_SECONDS", 0.0)
+    busy["seconds"] = 1000.0
+    first = hardware.probe()
+    busy["seconds"] = 2000.0
+    assert hardware.probe() == first
+    busy["seconds"] = 500.0
+    better = hardware.probe()
+    assert better.was_busy
+    assert better.bandwidth.memory.all > first.bandwidth.memory.all
+
+
+def test_a_machine_that_does_not_say_is_not_called_busy(machine, busy, tree, monkeypatch):
+    monkeypatch.setattr(hardware._native(), "read_bandwidth", Native().read_bandwidth)
+    for damage in ("", "cpu x", "cpu 1 2", "intr 1 2 3 4 5 6 7 8"):
+        tree({"proc/stat": damage})
+        assert not hardware.probe(refresh=True).was_busy

@@ -92,6 +92,11 @@ def _rows(machine: Hardware) -> Iterator[tuple[str, str]]:
         yield "int8", f"{figures}, by {peak.instruction}"
     else:
         yield "int8", "not measured"
+    if machine.was_busy:
+        yield (
+            "",
+            "measured while others used the processor, so it may be faster; --refresh measures again",
+        )
     for gpu in machine.gpus:
         yield "gpu", _gpu(gpu)
     if not machine.gpus:

@@ -13,7 +13,7 @@ STRETTO_KERNELS that cannot be is an error.
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ class Hardware:
     process should use, `cpu_quota` the share of processor time it is granted, as in 1.5 processors.
     `memory_total` and `memory_free` are what it can have, within its limits. `instruction_sets` are those
     that both the processor and the operating system allow; `kernels` names the native kernels in use,
-    `kernel_sets` all that could be.
+    `kernel_sets` all that could be. `was_busy` tells that other processes used the processor while speeds
+    were measured; that is done again by a later probe.
     """
 
     cpu: str
@@ -54,6 +55,7 @@ class Hardware:
     integer_peak: IntegerPeak | None
     gpus: tuple[Gpu, ...]
     kernel_sets: tuple[str, ...] = ()
+    was_busy: bool = False
 
 
 def usable_cores() -> int:
@@ -125,6 +127,7 @@ def probe(measure: bool = True, *, refresh: bool = False) -> Hardware:
         integer_peak=known.integer_peak,
         gpus=gpus.find(),
         kernel_sets=sets,
+        was_busy=known.is_busy,
     )
 
 
@@ -142,11 +145,15 @@ def _speed(
 
     version = f"stretto {__version__}, probe {speed.REVISION}"
     key = f"{processor.name}, {processor.architecture}, {usable} cores, {version}"
-    known = None if refresh else speed.recall(key)
-    if known or not (measure or refresh):
-        return known or Speed()
+    before = speed.recall(key)
+    if not refresh and before and not (measure and before.is_due):
+        return before
+    if not (measure or refresh):
+        return Speed()
     last = processor.caches[-1] if processor.caches else None
-    known = speed.measure(native, usable, last.nbytes * last.count if last else 0, memory_free)
+    known = speed.measure(native, usable, last.nbytes * last.count if last else 0, memory_free, ROOT)
+    if known.is_busy and before and speed.is_faster(before, known):
+        known = replace(before, taken=known.taken)
     if known.bandwidth and known.integer_peak:  # a failure is tried again next time
         speed.remember(key, known)
     return known
