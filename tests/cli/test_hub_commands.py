@@ -86,3 +86,18 @@ def test_the_catalogue_says_what_fits_and_how_fast(stretto, server, monkeypatch)
     (line,) = [line for line in output.splitlines() if line.startswith(" gpt-oss-20b")]
     assert code == 0
     assert line.split()[2:6] == ["Apache-2.0", "12.0", "GB", "no"]
+
+
+def test_the_catalogue_has_sizes_without_the_hub(stretto, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(hardware, "free_memory", lambda: 8 * 10**9)
+    code, output, errors = stretto("models", "--catalogue")
+    lines = {line.split()[0]: line for line in output.splitlines() if line.strip()}
+    assert code == 0
+    assert "≈ 5.0 GB" in lines["llama3.1-8b"]
+    assert "unknown" in lines["gemma4-e2b"]  # its name does not say how many parameters there are
+    assert "sizes with ≈ are estimates" in errors
+    rows = {row["name"]: row for row in json.loads(stretto("models", "--catalogue", "--json")[1])}
+    assert rows["nomic-embed"]["verbs"] == ["embed", "rerank"]
+    assert (rows["llama3.1-8b"]["bytes"], rows["llama3.1-8b"]["fits"]) == (None, True)
+    assert rows["llama3.1-8b"]["bytes_about"] == CATALOGUE["llama3.1-8b"].about_nbytes

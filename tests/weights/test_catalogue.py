@@ -1,5 +1,6 @@
 """The catalogue of well-known models on the Hub: sizes are asked for, and what fits is chosen by them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,12 @@ def test_the_best_that_fits_is_chosen(server):
 def test_without_a_network_nothing_is_chosen(server):
     server.server_close()
     assert best_fit(100 * GB) is None
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", "gemma3-270m"])
+def test_estimates_are_near_the_sizes_that_are_known(name):
+    about = replace(CATALOGUE["qwen3-0.6b"], name=name).about_nbytes
+    assert about == pytest.approx(hub.known()[name].nbytes, rel=0.1)
 
 
 def test_no_module_of_the_hub_has_the_name_of_a_function():

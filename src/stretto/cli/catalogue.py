@@ -15,13 +15,14 @@ class Row:
     """A model with what is known of it here; None: not known."""
 
     entry: Entry
-    nbytes: int | None
+    nbytes: int | None  # as the Hub says
+    about: int | None  # that, or an estimate
     fits: bool | None
     tokens_per_second: float | None
 
 
 def show_catalogue(as_json: bool) -> None:
-    """Print the catalogue, asking the Hub for sizes."""
+    """Print the catalogue, asking the Hub for sizes; without it they are estimates."""
     from stretto.cli.output import console, print_json, size, table
 
     rows = _rows()
@@ -36,13 +37,14 @@ def show_catalogue(as_json: bool) -> None:
             row.entry.name,
             f"hf:{row.entry.repo}",
             row.entry.licence,
-            "unknown" if row.nbytes is None else size(row.nbytes),
+            "unknown" if row.about is None else f"{'' if row.nbytes else '≈ '}{size(row.about)}",
             {True: "yes", False: "no", None: "unknown"}[row.fits],
             "unknown" if row.tokens_per_second is None else f"{bound} {row.tokens_per_second:,.0f}",
         )
     console().print(listing)
     if not any(row.nbytes for row in rows):
-        console(stderr=True).print("The Hub cannot be reached: sizes are unknown.")
+        note = "The Hub cannot be reached: sizes with ≈ are estimates, by parameters and format."
+        console(stderr=True).print(note)
 
 
 def _rows() -> list[Row]:
@@ -51,9 +53,10 @@ def _rows() -> list[Row]:
     memory, bandwidth = hardware.free_memory(), hardware.probe().bandwidth
     rows = []
     for name, nbytes in ask_sizes(CATALOGUE.values()).items():
-        is_fitting = None if nbytes is None or memory is None else fits(nbytes, memory)
-        rate = bandwidth.memory.all * 1e9 / nbytes if bandwidth and nbytes else None
-        rows.append(Row(CATALOGUE[name], nbytes, is_fitting, rate))
+        about = nbytes or CATALOGUE[name].about_nbytes
+        is_fitting = None if about is None or memory is None else fits(about, memory)
+        rate = bandwidth.memory.all * 1e9 / about if bandwidth and about else None
+        rows.append(Row(CATALOGUE[name], nbytes, about, is_fitting, rate))
     return rows
 
 
@@ -68,7 +71,9 @@ def _document(row: Row) -> dict[str, object]:
         "license": entry.licence,
         "license_url": entry.licence_url,
         "is_mixture": entry.is_mixture,
+        "verbs": list(entry.verbs),
         "bytes": row.nbytes,
+        "bytes_about": row.about,
         "fits": row.fits,
         "tokens_per_second": row.tokens_per_second,
     }

@@ -4,13 +4,15 @@
     CATALOGUE["qwen3-0.6b"].sizes()             # files and sizes, asked from the Hub
     best_fit(free_memory(), bandwidth=20e9)     # what to chat with on this machine
 
-The data file has repositories, licences and sources. Sizes are not in it: they are read from the Hub when
-they are asked for. Models of the package index are in index_models.py, with sizes and hashes.
+The data file has repositories, licences and sources. Sizes are read from the Hub when they are asked for;
+without it `about_nbytes` is an estimate. Models of the package index are in index_models.py, with sizes and
+hashes.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,8 @@ from stretto.weights.hub.names import Reference
 
 CONNECTIONS = 8
 WORKING_BYTES = 512 << 20  # for a KV cache, activations, threads and Python
+_PARAMETERS = re.compile(r"-(\d+(?:\.\d+)?)([bm])(?![a-z])")
+_BITS = {"Q8_0": 8.5, "MXFP4": 4.6}
 LEAST_TOKENS_PER_SECOND = 8.0  # a little faster than people read
 
 
@@ -48,9 +52,27 @@ class Entry:
     licence: str
     licence_url: str
     is_mixture: bool = False  # of experts: a token reads a part of the weights
+    billions: float | None = None  # of parameters, where the name does not say it
     verbs: tuple[str, ...] = CHATS
     extra: str = ""
     defaults: ModelDefaults = NO_DEFAULTS
+
+    @property
+    def about_nbytes(self) -> int | None:
+        """About how large its file is: the parameters that its name states, in its format; None if unknown.
+
+        >>> CATALOGUE["llama3.1-8b"].about_nbytes
+        4987500000
+        """
+        billions = self.billions
+        if billions is None and (match := _PARAMETERS.search(self.name)):
+            billions = float(match[1]) / (1000 if match[2] == "m" else 1)
+        if billions is None:
+            return None
+        # Q4_K_M keeps embeddings in more bits, which small models mostly consist of: within a tenth of the
+        # three such files in index_models.py, of 0.27, 0.5 and 1.5 billion parameters.
+        bits = _BITS.get(self.files) or min(4.8 + 1.5 / billions, 7.9)
+        return int(billions * 1e9 * bits / 8)
 
     @property
     def reference(self) -> Reference:
