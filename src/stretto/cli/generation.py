@@ -28,12 +28,14 @@ _HARMLESS = frozenset("\n\t\u200c\u200d")
 
 _NOTHING = {
     "length": "no answer within the limit of tokens",
+    "context": "no answer before the context was full",
     "repetition": "no answer: the reasoning repeats itself",
     "timeout": "no answer before the timeout",
     "cancelled": "stopped before there was an answer",
 }
 ENDS = {
     "length": "cut at the limit",
+    "context": "cut by the end of the context",
     "repetition": "stopped because it repeats itself (--no-repeat-guard lets it)",
     "timeout": "cut by the timeout",
     "cancelled": "stopped",
@@ -211,7 +213,7 @@ def say(
         n_tokens=result.usage.completion_tokens,
         first_token=result.timings.first_token,
         tokens_per_second=result.timings.tokens_per_second,
-        finish_reason=result.finish_reason,
+        finish_reason="context" if result.stop_reason == "context" else result.finish_reason,
         reasoning=result.reasoning,
     )
 

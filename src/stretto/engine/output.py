@@ -17,6 +17,9 @@ from stretto.text.stops import StopMatcher
 Event = TypeVar("Event")
 
 
+CONTEXT = "context"  # the reason of an end by length where the context was full before `max_tokens`
+
+
 class Ending(NamedTuple):
     """Why a request ended."""
 

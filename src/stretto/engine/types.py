@@ -119,7 +119,7 @@ class Result:
     `tokens` are those generated, without the end token. `finish_reason` is "stop", "length" (a limit),
     "repetition" (by `repeat_guard`), "timeout" or "cancelled". `stop_reason` says what stopped it: the stop
     string, the id of the end or stop token, "grammar" (nothing more fits), "callback", "stop function",
-    "cache full", or None. With
+    "cache full", "context" (the context was full before `max_tokens`), or None. With
     `logprobs=n`, `logprobs` has an entry for each event of a token. `logprob` is what `best_of` and `beams`
     chose by: the mean log-probability of the tokens sampled, or the score of the hypothesis; it is there with
     `logprobs=n` too, and None otherwise. `tool_calls` are

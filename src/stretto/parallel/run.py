@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from stretto.engine.branch import adapt, check_prompt, check_same_salt, end_ids_of, new_guide
 from stretto.engine.decoders.base import OneTrack
 from stretto.engine.engine import Engine
-from stretto.engine.output import Ending
+from stretto.engine.output import CONTEXT, Ending
 from stretto.engine.params import RequestParams
 from stretto.engine.request import Request
 from stretto.engine.rows import Row
@@ -66,6 +66,7 @@ class SetDecoder(OneTrack):
         self._shown = Shown()
         left = runner.context_length - track.position + 1  # the last step needs no cell
         self._most = left if params.max_tokens is None else min(left, params.max_tokens)
+        self._cut_by = CONTEXT if params.max_tokens is None or params.max_tokens > left else None
 
     @property
     def is_exact(self) -> bool:
@@ -153,7 +154,7 @@ class SetDecoder(OneTrack):
             if ending is None and self._guides.is_done(output.path.best):
                 ending = Ending("stop", "grammar")
         if ending is None and len(output.steps) >= self._most:
-            ending = Ending("length")
+            ending = Ending("length", self._cut_by)
         if ending is None:
             weights = chosen.weights if self.run.combine == "mixture" else None
             self.source.push(chosen.tokens, sees, weights)

@@ -53,6 +53,8 @@ class MessageShape:
     def ending(self, result: Result) -> dict[str, Any]:
         """The reason why it ended."""
         stop = result.stop_reason
+        if result.finish_reason == "length" and stop == "context":
+            return {"stop_reason": "model_context_window_exceeded", "stop_sequence": None}
         if result.finish_reason != "stop":  # also where whole calls stand before the cut
             return {"stop_reason": "max_tokens", "stop_sequence": None, **ended_by(result)}
         if result.tool_calls:

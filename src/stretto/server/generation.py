@@ -315,7 +315,12 @@ async def gone(receive: Receive) -> None:
 
 
 def ended_by(result: Result) -> dict[str, str]:
-    """A field of our own for answers whose words for an end know no repetition, which is told as a limit."""
+    """A field of our own for answers whose words for an end know one limit only: what it was.
+
+    "repetition", "context" or "cache full"; nothing for an end by the number of tokens.
+    """
+    if result.finish_reason == "length" and isinstance(result.stop_reason, str):
+        return {"ended_by": result.stop_reason}
     return {"ended_by": "repetition"} if result.finish_reason == "repetition" else {}
 
 

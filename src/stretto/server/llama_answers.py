@@ -90,10 +90,10 @@ class NativeShape:
 
     def _is_cut(self, result: Result) -> bool:
         """Whether the context ended before the text did, or lost its oldest tokens."""
-        most, usage = self._settings["n_predict"], result.usage
+        usage = result.usage
         if usage.prompt_tokens + usage.completion_tokens > self.generation.lease.llm.context_length:
             return True
-        return result.finish_reason == "length" and not 0 <= most <= result.usage.completion_tokens
+        return result.finish_reason == "length" and result.stop_reason is not None
 
     def picked(self, answer: dict[str, Any]) -> dict[str, Any]:
         """The fields that were asked for, each under its path; all, if none was named."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stretto.engine.output import Ending, TextOutput
+from stretto.engine.output import CONTEXT, Ending, TextOutput
 from stretto.engine.params import RequestParams
 from stretto.engine.repeats import RepeatGuard
 from stretto.engine.rows import Row, fetch_rows
@@ -122,6 +122,7 @@ class BeamDecoder:
         self._width, self._penalty = beam.width, beam.length_penalty
         left = runner.context_length - len(track)
         self._most = left if params.max_tokens is None else min(left, params.max_tokens)
+        self._cut_by = CONTEXT if params.max_tokens is None or params.max_tokens > left else None
         first = Hypothesis(
             track, output.detokenizer, output.matcher, guide, output.thoughts, params.new_guard
         )
@@ -167,7 +168,7 @@ class BeamDecoder:
         if best is not None:
             self.output.tokens = list(best.tokens)
         if best is None or all(len(one.tokens) >= self._most for one in self._open):
-            self._conclude(Ending("length"))
+            self._conclude(Ending("length", self._cut_by))
         elif len(self.finished) >= self._width and self._is_hopeless():
             self._conclude(Ending("stop"))
 
@@ -177,7 +178,7 @@ class BeamDecoder:
             return False
         ending = self._ending_of(first)
         if ending is None and len(first.tokens) >= self._most:
-            ending = Ending("length")
+            ending = Ending("length", self._cut_by)
         if ending is None:
             return False
         self._finish(first, max(1, len(first.tokens)), ending)

@@ -19,7 +19,7 @@ from stretto.backends.base import DeviceRow, Draw
 from stretto.drafts.tree import ROOT, DraftTree
 from stretto.engine.decoders.base import OneTrack, call_hook
 from stretto.engine.editing import drop_oldest_half
-from stretto.engine.output import Ending, TextOutput
+from stretto.engine.output import CONTEXT, Ending, TextOutput
 from stretto.engine.params import RequestParams
 from stretto.engine.rows import Row, Rows, host_row
 from stretto.engine.runner import Runner
@@ -241,7 +241,7 @@ class PlainDecoder(OneTrack):
             if complete:
                 ending = Ending("stop", "grammar")
             elif len(output.tokens) >= self._check_at and self._is_exhausted():
-                ending = Ending("length")
+                ending = Ending("length", self._cut_by(len(output.tokens)))
             elif self._guard is not None and not forced and self._repeats(token):
                 ending = Ending("repetition")
             elif not in_track:
@@ -332,6 +332,11 @@ class PlainDecoder(OneTrack):
         """Say how many pending tokens are a decoding step."""
         track = self.track
         track.step_tokens = track.n_pending if 1 <= track.n_missing <= MAX_FORCED else 1
+
+    def _cut_by(self, n_tokens: int) -> str | None:
+        """What a text of so many tokens was cut by, if not by `max_tokens`."""
+        most = self.params.max_tokens
+        return None if most is not None and n_tokens >= most else CONTEXT
 
     def _is_exhausted(self) -> bool:
         """Whether there may be no more tokens; if not, `_check_at` says when to ask again."""
