@@ -14,6 +14,7 @@ from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
 from stretto.errors import ModelError, UnsupportedModel
 from stretto.models import read_spec
+from stretto.weights import safetensors_file
 from stretto.weights.folder import Folder, open_weights
 from stretto.weights.folders import KINDS
 from stretto.weights.folders.mxfp4 import MXFP4Tensor
@@ -305,6 +306,21 @@ def test_hostile_safetensors_are_refused(copied, data, message):
     (folder / "model.safetensors").write_bytes(data)
     with pytest.raises(ModelError, match=message):
         Folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [('"a":{},', "objects; at most"), ('"a":[0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0],', "commas and brackets")],
+)
+def test_a_head_of_a_million_tensors_is_counted_and_not_parsed(copied, monkeypatch, entry, message):
+    folder = copied("mistral")
+    text = ("{" + entry * (safetensors_file.MAX_TENSORS + 1)).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    parsed = []
+    monkeypatch.setattr(safetensors_file.json, "loads", lambda text: parsed.append(len(text)))
+    with pytest.raises(ModelError, match=message):
+        safetensors_file.Shard(folder / "model.safetensors")
+    assert parsed == []
 
 
 def test_tensors_that_overlap_are_refused(copied):

@@ -104,7 +104,7 @@ def test_a_model_that_is_here_is_not_fetched_again(tiny, monkeypatch):
     assert hub.resolve("tiny") == model.path
 
 
-@pytest.mark.parametrize("damage", ["cut", "record", "force"])
+@pytest.mark.parametrize("damage", ["cut", "record", "brackets", "force"])
 def test_what_is_damaged_is_replaced(tiny, damage, store_home):
     model = hub.pull("tiny")
     (model.path.parent / "stray").write_text("from before")
@@ -112,6 +112,8 @@ def test_what_is_damaged_is_replaced(tiny, damage, store_home):
         os.truncate(model.path, 10)
     elif damage == "record":
         (model.path.parent / "model.json").write_text("{")
+    elif damage == "brackets":
+        (model.path.parent / "model.json").write_text("[" * 100_000)
     assert len(hub.models()) == (damage == "force")
     assert hub.pull("tiny", force=damage == "force") == model
     assert [path for path in left_behind(store_home) if "stray" in path or "staging" in path] == []

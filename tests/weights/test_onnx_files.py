@@ -10,7 +10,7 @@ import pytest
 
 import onnx_files as made
 from stretto.errors import ModelError
-from stretto.weights.onnx import OnnxLimits, read_onnx
+from stretto.weights.onnx import OnnxLimits, parse, read_onnx
 
 
 @pytest.fixture
@@ -281,6 +281,15 @@ def test_too_many_nodes_tensors_and_fields_are_refused(save):
     assert "more than 19 tensors" in refusal(save(made.adder(*tensors)), OnnxLimits(tensors=19))
 
 
+def test_nodes_and_tensors_are_counted_before_any_is_read(save, monkeypatch):
+    monkeypatch.setattr(parse.Parser, "_node", lambda *_: pytest.fail("a node was read"))
+    monkeypatch.setattr(parse.TensorReader, "read", lambda *_: pytest.fail("a tensor was read"))
+    nodes = made.adder(nodes=[made.node("Add", ["x", "w"], ["y"])] * 50)
+    assert "more than 49 nodes" in refusal(save(nodes), OnnxLimits(nodes=49))
+    tensors = made.adder(*(made.tensor(f"w{i}", [1], bytes(4)) for i in range(20)))
+    assert "more than 19 tensors" in refusal(save(tensors), OnnxLimits(tensors=19))
+
+
 def function(name, nodes):
     return made.message((1, name), (7, list(nodes)), (10, "mine"))
 
@@ -304,7 +313,7 @@ def test_functions_that_grow_exponentially_are_refused(save):
     ]
     functions.append(function(names[-1], [made.node("Relu", ["a"], ["b"])]))
     path = save(made.adder(nodes=[made.node("F0", ["x"], ["y"], "mine")], more=[(25, functions)]))
-    assert "nodes, more than 500000" in refusal(path)
+    assert "nodes, more than 200000" in refusal(path)
 
 
 @pytest.mark.parametrize("op", ["ConstantOfShape", "Expand", "Tile"])

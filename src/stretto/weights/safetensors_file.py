@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 
 from stretto.errors import ModelError
 from stretto.weights.formats import Format
-from stretto.weights.parser import MAX_TENSORS
 from stretto.weights.part import MappedFile
 from stretto.weights.tensor import Tensor
 
 MAX_HEAD_BYTES = 100 << 20  # as in the library
+MAX_TENSORS = 1 << 18  # of a file; the largest models have half as many in all their files together
+MAX_SEPARATORS = 16 * MAX_TENSORS  # commas and brackets; those of a tensor with 8 dimensions are 14
 MAX_DIMENSIONS = 8
 SIZES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
@@ -76,16 +77,35 @@ def _read_head(buffer: memoryview, path: Path) -> dict[str, Stored]:
             f"a head of {size} bytes in a file of {buffer.nbytes}: cut off, damaged, or no safetensors file",
             path=path,
         )
+    text = bytes(buffer[8 : 8 + size])
+    _check_counts(text, path)
     try:
-        head = json.loads(bytes(buffer[8 : 8 + size]))
+        head = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ModelError(f"the head is no JSON: {error}", path=path, offset=8) from None
-    if not isinstance(head, dict) or len(head) > MAX_TENSORS:
-        raise ModelError("the head is no object, or too large", path=path, offset=8)
+    if not isinstance(head, dict):
+        raise ModelError("the head is no object", path=path, offset=8)
     head.pop("__metadata__", None)
     stored = {name: _read_entry(buffer, 8 + size, name, entry, path) for name, entry in head.items()}
     _check_places(stored, path)
     return stored
+
+
+def _check_counts(head: bytes, path: Path) -> None:
+    """Raise for a head of more tensors than any model's, before it becomes objects of 20 times its size.
+
+    Each tensor is an object; those written within texts count too, and are far fewer.
+    """
+    if (n_objects := head.count(b"{")) > MAX_TENSORS:
+        raise ModelError(
+            f"the head has {n_objects} objects; at most {MAX_TENSORS} tensors are read; split the file",
+            path=path,
+            offset=8,
+        )
+    if (n := sum(map(head.count, (b",", b"[")))) > MAX_SEPARATORS:
+        raise ModelError(
+            f"the head has {n} commas and brackets, more than {MAX_TENSORS} tensors have", path=path, offset=8
+        )
 
 
 def _read_entry(buffer: memoryview, start: int, name: str, entry: Any, path: Path) -> Stored:

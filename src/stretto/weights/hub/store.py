@@ -117,7 +117,7 @@ class Store:
     def _read(self, path: Path, name: str | None = None) -> Model | None:
         """The model in `path`; None for a damaged one, so that pulling again replaces it."""
         try:
-            record = json.loads((path / RECORD).read_text("utf-8"))
+            record = read_records(path / RECORD)
             file = path / Path(record["file"]).name
             notices = tuple(path / Path(notice).name for notice in record["notices"])
             parts = tuple(path / _inside(part) for part in record.get("parts", ()))

@@ -21,8 +21,8 @@ class OnnxLimits:
 
     protobuf_bytes: int = MAX_PROTOBUF_BYTES
     weight_bytes: int = 256 << 30  # of all tensors together, in the file and beside it
-    nodes: int = 500_000  # with subgraphs, and with functions where they are called
-    tensors: int = 500_000
+    nodes: int = 200_000  # with subgraphs, and with functions where they are called
+    tensors: int = 200_000
     fields: int = 5_000_000  # of the protobuf, so that a file of tiny fields cannot take long
     text_bytes: int = 64 << 20  # of names and metadata together
     depth: int = 4  # of subgraphs within subgraphs

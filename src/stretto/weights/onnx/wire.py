@@ -55,6 +55,8 @@ class Wire:
         self.path = path
         self.fields_left = limits.fields
         self.text_left = limits.text_bytes
+        # Counted as their places are noted, before any of them is read.
+        self.most = {"nodes": limits.nodes, "initializers": limits.tensors, "sparse": limits.tensors}
 
     def error(self, message: str, field: str, offset: int | None = None) -> ModelError:
         """The error for a place in the file."""
@@ -74,7 +76,11 @@ class Wire:
                 raise self.error(f"wire type {wire_type} in a field of {field.kind}", f"{where}.{field.name}")
             item = self._value(field, value, stop, where)
             if field.many:
-                found.setdefault(field.name, []).append(item)
+                items = found.setdefault(field.name, [])
+                items.append(item)
+                if len(items) > self.most.get(field.name, len(items)):
+                    what = "nodes" if field.name == "nodes" else "tensors"
+                    raise self.error(f"more than {self.most[field.name]} {what}", where, value)
             elif field.name in found:
                 raise self.error("the field is there twice; export the model again", f"{where}.{field.name}")
             else:
