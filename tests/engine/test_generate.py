@@ -1,13 +1,13 @@
 """Generation end to end on a scripted backend: what ends it, what comes out, what is given back."""
 
 import threading
-import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from stretto import Grammar, Options
-from stretto.engine import output
+from stretto.engine import output, request
 from stretto.errors import CacheFull, ContextOverflow, InvalidRequest, Unsupported
 from stretto.testing import END, byte_tokenizer, mock_llm
 
@@ -154,9 +154,12 @@ def test_options_of_several_prompts_are_read_once():
         generate("Hello", [], max_tokens=0)
 
 
-def test_timeout_returns_what_is_there():
+def test_timeout_returns_what_is_there(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(request, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
     def slow(seen):
-        time.sleep(0.1)
+        clock[0] += 0.1
         return ord("x")
 
     result = generate(slow, timeout=0.75)

@@ -241,7 +241,7 @@ def test_the_llm_command(address, expected, tmp_path):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip() == expected.strip()
@@ -256,7 +256,7 @@ def test_curl(address):
             ["curl", "-sS", "-N", "-H", "Authorization: Bearer a-key", *words],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

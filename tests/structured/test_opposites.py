@@ -219,7 +219,7 @@ def test_opposites_that_are_large_or_circular_are_refused_in_time():
     doubling = {
         f"d{i}": {"properties": {key: {"$ref": f"#/$defs/d{i + 1}"} for key in "ab"}} for i in range(40)
     }
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(InvalidGrammar, match="this large is not supported"):
         Grammar.json({"not": {"$ref": "#/$defs/d0"}, "$defs": {**doubling, "d40": {"type": "null"}}})
     tree = {"type": "object", "properties": {"a": {"$ref": "#/$defs/tree"}}}
@@ -227,7 +227,7 @@ def test_opposites_that_are_large_or_circular_are_refused_in_time():
         Grammar.json({"not": {"$ref": "#/$defs/tree"}, "$defs": {"tree": tree}})
     with pytest.raises(InvalidGrammar, match="this large is not supported"):
         Grammar.json({"not": {"const": nested(60)}})
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize(
