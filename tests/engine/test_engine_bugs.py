@@ -290,7 +290,7 @@ def test_siblings_and_refused_requests_are_counted_right():
     settled(llm)
     waiting = llm.stream("w")
     with pytest.raises(QueueFull):
-        llm.generate(["a", "b", "c"], n=2)  # all of it is refused
+        llm.generate("a", n=2)  # all of it is refused
     assert (llm.metrics.added, llm.metrics.refused) == (4, 1)
     waiting.cancel()
     settled(llm)

@@ -259,6 +259,25 @@ def test_the_queue_is_bounded():
     assert llm.cache.stats().held == 0
 
 
+def test_a_long_list_waits_and_leaves_the_queue_to_other_calls():
+    llm = mock_llm(endless, limits=Limits(max_running=1, max_queue=2), cells=4096)
+    running = llm.stream("a", max_tokens=50)
+    next(running)
+    waiting = [llm.stream(text, max_tokens=2) for text in "bc"]
+    assert [one.text for one in llm.generate(list("defghijk"), max_tokens=1)] == ["x"] * 8  # none is refused
+    assert [stream.result.text for stream in waiting] == ["xx", "xx"]
+    others = []
+
+    def ask(token):
+        if not others:
+            others.append(llm.stream("late", max_tokens=1))
+
+    assert len(llm.generate(list("defghijk"), max_tokens=2, callback=ask)) == 8
+    assert others[0].result.text == "x"
+    running.cancel()
+    assert llm.metrics.refused == 1  # a try of the list, before it waited
+
+
 def test_waiting_costs_time_too():
     llm = mock_llm(endless, limits=Limits(max_running=1))
     running = llm.stream("a", max_tokens=1000, temperature=0)

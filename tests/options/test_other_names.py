@@ -10,7 +10,7 @@ from stretto.errors import InvalidRequest
 from stretto.options.generating import CHAT, GENERATE
 from stretto.options.loading import LOAD
 from stretto.options.other_names import ADVICE, OURS, SAME, unknown_name
-from stretto.options.refusing import CALLS, METHODS
+from stretto.options.refusing import CALLS, METHODS, OF_TOKENIZERS
 from stretto.testing import mock_llm
 
 NAMES = [option.name for option in GENERATE]
@@ -34,6 +34,11 @@ NAMES = [option.name for option in GENERATE]
         ("n_ctx", "cells is an option of stretto.load"),
         ("tools", "tools is an option of llm.chat"),
         ("temprature", "did you mean 'temperature'?"),
+        ("pad_token_id", "nothing is padded"),
+        ("eos_token_id", "stop_tokens=[…] adds others"),
+        ("response_format", "grammar={…} takes its JSON schema"),
+        ("vocab_size", "llm.tokenizer.n_vocab"),
+        ("use_tqdm", "llm.generate(prompts, progress=True)"),
     ],
 )
 def test_generate_names_the_right_option(given, right):
@@ -94,6 +99,23 @@ def test_classes_and_methods_of_other_libraries_are_answered_with_ours():
         _ = stretto.nonsense
 
 
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("vocab_size", "n_vocab is it"),
+        ("eos_token_id", "eos_id is it"),
+        ("pad_token_id", "nothing is padded"),
+    ],
+)
+def test_attributes_of_other_libraries_are_answered_with_ours(name, right):
+    llm = mock_llm("Hello")
+    for owner in (llm, llm.tokenizer):
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}'; .*{right}"):
+            getattr(owner, name)
+    assert llm.tokenizer.eos_id in llm.tokenizer.end_ids
+    assert not hasattr(llm.tokenizer, "nonsense")
+
+
 def test_the_tables_name_each_name_once_and_only_what_exists():
     ours = {option.name for table in (GENERATE, CHAT, LOAD) for option in table} | {"model", "options"}
     assert set(SAME) <= ours
@@ -101,6 +123,7 @@ def test_the_tables_name_each_name_once_and_only_what_exists():
     assert not OURS.keys() & (ours | ADVICE.keys())
     assert not CALLS.keys() & set(stretto.__all__)
     assert [name for name in METHODS if hasattr(stretto.LLM, name)] == []
+    assert [name for name in OF_TOKENIZERS if hasattr(mock_llm("").tokenizer, name)] == []
 
 
 def test_an_error_lists_no_name_twice():

@@ -1,7 +1,6 @@
 """The repeat guard of the server: on by default, each API's words for the end, and how to turn it off."""
 
 import json
-import sys
 
 import httpx
 import pytest
@@ -126,7 +125,7 @@ def test_the_operator_turns_it_off_and_a_request_on():
 def test_the_flag_of_serve(monkeypatch, flag, expected):
     taken = []
     monkeypatch.setattr("stretto.server.serve.serve", lambda settings, *_: taken.append(settings))
-    monkeypatch.setattr(sys.modules["stretto.cli.serve"], "pull_missing", lambda source: None)
+    monkeypatch.setattr("stretto.cli.serve.pull_missing", lambda source: None)
     with pytest.raises(SystemExit):
         main(["serve", "mock.gguf", *flag])
     assert [settings.repeat_guard for settings in taken] == [expected]

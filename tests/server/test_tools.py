@@ -100,6 +100,18 @@ def test_one_call_at_most_unless_several_are_wanted(choice):
         assert len(streamed(client, **asked)[1]) == 1
 
 
+def test_a_required_call_is_one_unless_several_are_asked_for():
+    with serving(lambda entry: make("chatml-tools", None)) as server, client_of(server) as client:
+
+        def most(**options):
+            asked = {"model": "mock", "messages": HELLO, "tools": TOOLS[1:], "tool_choice": "required"}
+            answers = [client.chat.completions.create(**asked, seed=seed, **options) for seed in range(8)]
+            return max(len(answer.choices[0].message.tool_calls) for answer in answers)
+
+        assert most() == most(parallel_tool_calls=False) == 1
+        assert most(parallel_tool_calls=True) > 1
+
+
 def test_a_template_without_tools_gets_them_in_a_message():
     say = 'Well. {"name": "weather", "arguments": {"town": "Oslo"}}'
     with serving(lambda entry: make("smollm2", say)) as server, client_of(server) as client:

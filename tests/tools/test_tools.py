@@ -117,7 +117,8 @@ def test_required_calls_are_valid(name):
     schemas = {tool.name: json.loads(tool.schema) for tool in check_tools(TOOLS)}
     called = set()
     for seed in range(12):
-        result = llm.chat(HELLO, tools=TOOLS, tool_choice="required", seed=seed, **WILD)
+        options = {"seed": seed, "parallel_tool_calls": True, **WILD}
+        result = llm.chat(HELLO, tools=TOOLS, tool_choice="required", **options)
         assert result.finish_reason == "stop"
         assert result.text == "" or result.text.startswith("<think>")
         assert 1 <= len(result.tool_calls) <= 8
@@ -127,6 +128,28 @@ def test_required_calls_are_valid(name):
         text = llm.tokenizer.decode(result.tokens, special=True)
         assert text.rstrip().endswith(KNOWN[name][1])
     assert called == schemas.keys()
+
+
+def test_a_required_call_is_one_unless_several_are_asked_for():
+    llm = make("chatml-tools", noise)
+
+    def counts(**options):
+        asked = {"tools": TOOLS, "tool_choice": "required", **WILD, **options}
+        return {len(llm.chat(HELLO, seed=seed, **asked).tool_calls) for seed in range(8)}
+
+    assert counts() == counts(parallel_tool_calls=None) == counts(parallel_tool_calls=False) == {1}
+    assert max(counts(parallel_tool_calls=True)) > 1
+    assert max(counts(parallel_tool_calls=True, tool_choice="move")) == 1  # a function by name is called once
+    assert llm.tool_plan(TOOLS, "required") != llm.tool_plan(TOOLS, "required", True)
+    with pytest.raises(InvalidRequest, match="parallel_tool_calls must be True, False or None, not 2"):
+        counts(parallel_tool_calls=2)
+
+
+def test_an_answer_that_is_free_to_call_may_have_several_calls():
+    said = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n' * 2
+    llm = make("chatml-tools", saying(said))
+    assert len(llm.chat(HELLO, tools=TOOLS, temperature=0).tool_calls) == 2
+    assert len(llm.chat(HELLO, tools=TOOLS, temperature=0, parallel_tool_calls=False).tool_calls) == 1
 
 
 @pytest.mark.parametrize("name", KNOWN)

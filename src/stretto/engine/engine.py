@@ -34,7 +34,7 @@ from stretto.engine.request import Request
 from stretto.engine.runner import Runner
 from stretto.engine.scheduler import Scheduler
 from stretto.engine.track import Track
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, QueueFull
 from stretto.text.reasoning import Reasoning
 from stretto.text.tokenizer import Tokenizer
 
@@ -326,14 +326,18 @@ class Engine:
             self.lock.release()
         return free
 
-    def complete(self, groups: list[list[AnyRequest]]) -> None:
-        """Queue the first of each group, which starts the others, and step until all have finished."""
+    def complete(self, groups: list[list[AnyRequest]], tell: Callable[[], None] = lambda: None) -> None:
+        """Queue the first of each group, which starts the others, and step until all have finished.
+
+        `tell` is called after each step.
+        """
         requests = [request for group in groups for request in group]
         left = requests[::-1]
 
         def done() -> bool:
             while left and left[-1].finished:
                 left.pop()
+            tell()
             return not left
 
         try:
@@ -341,7 +345,14 @@ class Engine:
                 self.check_may_step()
             for request in requests:
                 request.output.is_read_at_end = True
-            self.add(*(first for first, *_ in groups))
+            while True:
+                try:
+                    self.add(*(first for first, *_ in groups))
+                    break
+                except QueueFull:
+                    if len(groups) == 1:
+                        raise
+                self.step_until(lambda: self.scheduler.has_room)  # a list of prompts waits for the others
             self.step_until(done)
         finally:
             with self.lock:  # after an error or Ctrl-C the others give their cells back

@@ -20,7 +20,8 @@ class Limits:
 
     - `max_running`: texts in one forward pass; a request of more (`n`, `best_of`) starts when no other runs.
       A smaller call starts beside larger ones that fill the pass: then their texts take turns
-    - `max_queue`: requests that wait; a call that finds so many is refused with `QueueFull`
+    - `max_queue`: requests that wait, a call with many prompts or `n` being one; one that finds so many is
+      refused with `QueueFull`
     - `max_tokens_per_step`: tokens in a forward pass, at most; None: as many as the backend does well with
     - `max_step_ms`: how long a pass may take while requests decode, about; prompts are cut to fit
     - `checkpoint_bytes`: of states of recurrent layers that are kept to be continued from again

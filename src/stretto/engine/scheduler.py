@@ -62,18 +62,13 @@ class Scheduler:
 
     def add(self, requests: tuple[AnyRequest, ...]) -> None:
         """Put the requests of a call into the queue, behind those of their priority."""
-        if len(self.waiting) >= self.limits.max_queue:
+        if not self.has_room:
             self.sweep()
-        if (
-            len(self.waiting) >= self.limits.max_queue
-            and not self.idle
-            and not all(request.urgent for request in requests)
-        ):
+        if not self.has_room and not all(request.urgent for request in requests):
             self._runner.metrics.refused += 1
+            n, most = self._n_calls, self.limits.max_queue
             raise QueueFull(
-                f"{len(self.waiting)} requests wait already, and max_queue is {self.limits.max_queue}; "
-                "try again later",
-                n_waiting=len(self.waiting),
+                f"{n} requests wait already, and max_queue is {most}; try again later", n_waiting=n
             )
         for request in requests:
             insort(self.waiting, request, key=_order)
@@ -82,6 +77,17 @@ class Scheduler:
                 one.queued = not one.urgent
                 one.changes = self.changes
                 self._runner.metrics.added += one.queued
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another call may wait; one that finds nothing running starts at once."""
+        return self._n_calls < self.limits.max_queue or self.idle
+
+    @property
+    def _n_calls(self) -> int:
+        """How many calls wait; all texts of one count once, so that a long list fills no queue."""
+        n = len(self.waiting)
+        return n if n < self.limits.max_queue else len({request.call for request in self.waiting})
 
     def sweep(self) -> None:
         """Remove requests that have finished; end those that were abandoned or have expired."""

@@ -33,6 +33,20 @@ if TYPE_CHECKING:
     from stretto.tools.check import Choice, Tools
     from stretto.tools.plan import ToolPlan
 
+    class GenerateKeywords(Keywords, total=False):
+        """Keyword arguments of `generate`."""
+
+        progress: bool
+
+    class ChatKeywords(Keywords, total=False):
+        """Keyword arguments of `chat` and `achat`."""
+
+        tools: Tools | None
+        tool_choice: Choice | None
+        parallel_tool_calls: bool | None
+        template: Mapping[str, Any] | None
+
+
 Prompts = list[str] | list[list[int]] | list[Parts] | list[Sequence]
 Prepared = tuple[list[int] | Sequence, "ToolPlan", dict[str, Any]]  # the prompt of a chat, and its options
 
@@ -58,7 +72,7 @@ class Texts:
         options: Options | None = None,
         *,
         n: int,
-        **keywords: Unpack[Keywords],
+        **keywords: Unpack[GenerateKeywords],
     ) -> list[Result]: ...
     @overload
     def generate(
@@ -67,34 +81,45 @@ class Texts:
         options: Options | None = None,
         *,
         n: None = None,
-        **keywords: Unpack[Keywords],
+        **keywords: Unpack[GenerateKeywords],
     ) -> Result: ...
     @overload
     def generate(
-        self, prompt: Prompts, options: Options | None = None, *, n: int, **keywords: Unpack[Keywords]
+        self, prompt: Prompts, options: Options | None = None, *, n: int, **keywords: Unpack[GenerateKeywords]
     ) -> list[list[Result]]: ...
     @overload
     def generate(
-        self, prompt: Prompts, options: Options | None = None, *, n: None = None, **keywords: Unpack[Keywords]
+        self,
+        prompt: Prompts,
+        options: Options | None = None,
+        *,
+        n: None = None,
+        **keywords: Unpack[GenerateKeywords],
     ) -> list[Result]: ...
     @documented(GENERATE)
     def generate(
-        self, prompt: OnePrompt | Sequence | Prompts, options: Options | None = None, **keywords: Any
+        self,
+        prompt: OnePrompt | Sequence | Prompts,
+        options: Options | None = None,
+        *,
+        progress: bool = False,
+        **keywords: Any,
     ) -> Result | list[Result] | list[list[Result]]:
         """Generate from a prompt, or from each of a list of prompts in one batch, results in order.
 
         A prompt is text, a list of token ids, a tuple of texts and images, or a `Sequence`, which is then
         continued: it has the generated tokens in the end, and its edits and forks stay. (With `n`, `best_of`
-        or `beams` its forks are continued instead.) Options of sampling that are not given are those that the
-        model's authors recommend (`llm.defaults`), if they do, or the defaults below.
+        or `beams` its forks are continued instead.) `progress` shows a bar on stderr. Options of sampling
+        that are not given are those that the model's authors recommend (`llm.defaults`), if they do, or the
+        defaults below.
 
         >>> llm.generate("The capital of France is", max_tokens=8, temperature=0).text
         """
         chosen = self._chosen(options, keywords)
         if is_list(prompt):
             several = new_batch(self._engine, cast(list[Prompt], prompt), chosen)
-            return self._run(several)  # type: ignore[return-value]  # as many with `n` as the overloads say
-        return self._run([new_branches(self._engine, cast(Prompt, prompt), chosen)])[0]
+            return self._run(several, progress)  # type: ignore[return-value]  # as many as the overloads say
+        return self._run([new_branches(self._engine, cast(Prompt, prompt), chosen)], progress)[0]
 
     @documented(STREAM)
     def stream(
@@ -182,7 +207,7 @@ class Texts:
 
     def chat_prompt(
         self,
-        messages: Seq[Message],
+        messages: str | Seq[Message],
         *,
         template: Mapping[str, Any] | None = None,
         cache_salt: str | None = None,
@@ -191,11 +216,14 @@ class Texts:
     ) -> list[int]:
         """The ids of a conversation in the model's own format, up to where its answer begins.
 
-        The text of a message can never become a special token. `template` are arguments of the chat template,
-        as in `chat`; `cache_salt` is that of the request, for its images. `continue_final` ends them behind
-        the text of the last message, one of the assistant, which the model then continues.
+        A text is one message of the user. The text of a message can never become a special token. `template`
+        are arguments of the chat template, as in `chat`; `cache_salt` is that of the request, for its images.
+        `continue_final` ends them behind the text of the last message, one of the assistant, which the model
+        then continues.
         """
         check_salt(cache_salt)
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
         return conversation_ids(
             self._engine, self._template, messages, template, variables, cache_salt, continue_final
         )
@@ -220,64 +248,58 @@ class Texts:
     @overload
     def chat(
         self,
-        messages: Seq[Message] | Sequence,
+        messages: str | Seq[Message] | Sequence,
         options: Options | None = None,
         *,
         stream: Literal[False] = False,
-        tools: Tools | None = None,
-        tool_choice: Choice | None = None,
-        template: Mapping[str, Any] | None = None,
-        **keywords: Unpack[Keywords],
+        **keywords: Unpack[ChatKeywords],
     ) -> Result: ...
     @overload
     def chat(
         self,
-        messages: Seq[Message] | Sequence,
+        messages: str | Seq[Message] | Sequence,
         options: Options | None = None,
         *,
         stream: Literal[True],
-        tools: Tools | None = None,
-        tool_choice: Choice | None = None,
-        template: Mapping[str, Any] | None = None,
-        **keywords: Unpack[Keywords],
+        **keywords: Unpack[ChatKeywords],
     ) -> TextStream: ...
     @overload
     def chat(
         self,
-        messages: Seq[Message] | Sequence,
+        messages: str | Seq[Message] | Sequence,
         options: Options | None = None,
         *,
         stream: bool,
-        tools: Tools | None = None,
-        tool_choice: Choice | None = None,
-        template: Mapping[str, Any] | None = None,
-        **keywords: Unpack[Keywords],
+        **keywords: Unpack[ChatKeywords],
     ) -> Result | TextStream: ...
     @documented(CHAT)
     def chat(
         self,
-        messages: Seq[Message] | Sequence,
+        messages: str | Seq[Message] | Sequence,
         options: Options | None = None,
         *,
         stream: bool = False,
         tools: Tools | None = None,
         tool_choice: Choice | None = None,
+        parallel_tool_calls: bool | None = None,
         template: Mapping[str, Any] | None = None,
         **keywords: Any,
     ) -> Result | TextStream:
-        """Answer a conversation: a list of messages, each with a role and a content.
+        """Answer a conversation: a list of messages, each with a role and a content, or the text of one.
 
         A `Sequence` that holds a conversation up to where the answer begins (`chat_prompt`) is continued.
         With `tools` the model may call functions, or has to (`tool_choice`: "auto", "none", "required" or a
-        function); the result has its `tool_calls` (stretto docs how-to/tools). `template` has arguments for
-        the chat template. The reasoning of a model that thinks is told apart (stretto docs chat): the
-        result's `text` is the answer alone and `reasoning` the rest, unless `reasoning=False` asks for the
-        text as it is.
+        function; once, unless `parallel_tool_calls=True`); the result has its `tool_calls` (stretto docs
+        how-to/tools). `template` has arguments for the chat template. The reasoning of a model that thinks is
+        told apart (stretto docs chat): the result's `text` is the answer alone and `reasoning` the rest,
+        unless `reasoning=False` asks for the text as it is.
 
         >>> llm.chat([{"role": "user", "content": "Hi"}], template={"enable_thinking": False}).text
         """
         chosen = self._chosen(options, keywords)
-        prompt, plan, chosen = self._prepare(messages, chosen, tools, tool_choice, template)
+        prompt, plan, chosen = self._prepare(
+            messages, chosen, tools, tool_choice, parallel_tool_calls, template
+        )
         if stream:
             from stretto.tools.plan import ToolStream
 
@@ -288,36 +310,31 @@ class Texts:
     @overload
     def achat(
         self,
-        messages: Seq[Message] | Sequence,
+        messages: str | Seq[Message] | Sequence,
         options: Options | None = None,
         *,
         stream: Literal[False] = False,
-        tools: Tools | None = None,
-        tool_choice: Choice | None = None,
-        template: Mapping[str, Any] | None = None,
-        **keywords: Unpack[Keywords],
+        **keywords: Unpack[ChatKeywords],
     ) -> Coroutine[Any, Any, Result]: ...
     @overload
     def achat(
         self,
-        messages: Seq[Message] | Sequence,
+        messages: str | Seq[Message] | Sequence,
         options: Options | None = None,
         *,
         stream: Literal[True],
-        tools: Tools | None = None,
-        tool_choice: Choice | None = None,
-        template: Mapping[str, Any] | None = None,
-        **keywords: Unpack[Keywords],
+        **keywords: Unpack[ChatKeywords],
     ) -> AsyncStream: ...
     @documented(CHAT)
     def achat(
         self,
-        messages: Seq[Message] | Sequence,
+        messages: str | Seq[Message] | Sequence,
         options: Options | None = None,
         *,
         stream: bool = False,
         tools: Tools | None = None,
         tool_choice: Choice | None = None,
+        parallel_tool_calls: bool | None = None,
         template: Mapping[str, Any] | None = None,
         **keywords: Any,
     ) -> Coroutine[Any, Any, Result] | AsyncStream:
@@ -328,7 +345,8 @@ class Texts:
         """
 
         def prepare() -> Prepared:
-            return self._prepare(messages, self._chosen(options, keywords), tools, tool_choice, template)
+            chosen = self._chosen(options, keywords)
+            return self._prepare(messages, chosen, tools, tool_choice, parallel_tool_calls, template)
 
         if not stream:
             return self._answered(prepare)
@@ -349,17 +367,18 @@ class Texts:
 
     def _prepare(
         self,
-        messages: Seq[Message] | Sequence,
+        messages: str | Seq[Message] | Sequence,
         options: Mapping[str, Any],
         tools: Tools | None,
         tool_choice: Choice | None,
+        parallel: bool | None,
         template: Mapping[str, Any] | None,
     ) -> Prepared:
         """The prompt of a conversation, the plan for its tools, and the options of its request."""
         from stretto.tools.plan import plan_tools
 
         arguments, chosen = _chat_options(options, template)
-        plan = plan_tools(self._template, self.tokenizer, tools, tool_choice)
+        plan = plan_tools(self._template, self.tokenizer, tools, tool_choice, parallel)
         prompt: list[int] | Sequence
         if not isinstance(messages, Sequence):
             salt = chosen.get("cache_salt")
@@ -375,9 +394,12 @@ class Texts:
         return prompt, plan.salted(ids), plan.options(chosen)
 
     def tool_plan(
-        self, tools: Tools | None, tool_choice: Choice | None = None, parallel: bool = True
+        self, tools: Tools | None, tool_choice: Choice | None = None, parallel: bool | None = None
     ) -> ToolPlan:
-        """The plan by which `chat` uses tools, for loops of your own; one call at most if not `parallel`.
+        """The plan by which `chat` uses tools, for loops of your own.
+
+        An answer has several calls at most if `parallel`, and one if not. By default it is one where the
+        model has to call.
 
         `plan.shown` is for `chat_prompt(messages, tools=…)`, `plan.options(…)` for the request, and
         `plan.read(result)` finds the calls.
@@ -390,7 +412,7 @@ class Texts:
         self,
         tools: Tools | None,
         tool_choice: Choice | None = None,
-        parallel: bool = True,
+        parallel: bool | None = None,
         *,
         caller: str = "",
     ) -> ToolPlan:
@@ -405,9 +427,16 @@ class Texts:
         job = WORKERS.submit(lambda: self.tool_plan(tools, tool_choice, parallel), caller)
         return cast("ToolPlan", await asyncio.wrap_future(job))
 
-    def _run(self, several: list[Branches]) -> list[Result | list[Result]]:
-        """Step the engine until all have finished."""
-        self._engine.complete([branches.requests for branches in several])
+    def _run(self, several: list[Branches], progress: bool = False) -> list[Result | list[Result]]:
+        """Step the engine until all have finished, and show how far they are if asked for."""
+        groups = [branches.requests for branches in several]
+        if progress and groups:
+            from stretto.llm.progress import progress_bar
+
+            with progress_bar([request for group in groups for request in group]) as tell:
+                self._engine.complete(groups, tell)
+        else:
+            self._engine.complete(groups)
         return [branches.results() for branches in several]
 
 
@@ -421,5 +450,5 @@ def _chat_options(
 
 
 def is_list(prompt: Any) -> bool:
-    """Whether these are several prompts, and not the tokens of one."""
-    return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], (int, np.integer))
+    """Whether these are several prompts, or none, and not the tokens of one."""
+    return isinstance(prompt, list) and not (prompt and isinstance(prompt[0], (int, np.integer)))

@@ -24,8 +24,9 @@ and the server's `/docs` for the fields that it shares. Unknown names raise `Inv
 name of llama-cpp-python, transformers, vLLM or Ollama says what it is called here.
 [What can be combined](combinations.md) lists options that exclude each other.
 
-The options of a call are for all its prompts. Prompts with options of their own are streams, which run in the
-same steps ([examples/many_requests.py](../../examples/many_requests.py)).
+The options of a call are for all its prompts; `generate(prompts, progress=True)` shows a bar for them.
+Prompts with options of their own are streams, which run in the same steps
+([examples/many_requests.py](../../examples/many_requests.py)).
 
 ```python
 import stretto
@@ -58,7 +59,11 @@ SECTIONS = (
     ("`generate`, `stream`, `chat`: control", "", CONTROL),
     ("`generate`, `chat`: several texts", "", BRANCHING),
     ("`generate`, `stream`, `chat`: context, drafts, adapters", "", CONTEXT),
-    ("`chat`: the template", "Besides: `stream`, `tools` and `tool_choice`.", (TEMPLATE,)),
+    (
+        "`chat`: the template",
+        "Besides: `stream`, `tools`, `tool_choice` and `parallel_tool_calls`.",
+        (TEMPLATE,),
+    ),
     ("`parallel`", "Besides: those above that end a text, and control it.", OWN),
     ("`stretto.load`", "", LOAD),
 )

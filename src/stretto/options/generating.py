@@ -242,6 +242,12 @@ CHAT = (
         None,
         "Whether the model must call a tool, or the name of the one to call.",
     ),
+    Option(
+        "parallel_tool_calls",
+        "bool | None",
+        None,
+        'Whether one answer may have several calls; None: unless the model has to call ("required").',
+    ),
     TEMPLATE,
     *(replace(one, default=True) if one.name == "reasoning" else one for one in without(GENERATE, "n")),
 )

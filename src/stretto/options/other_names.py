@@ -31,13 +31,13 @@ SAME = {
     "stop": ("stop_strings", "stop_sequences", "stopping_criteria", "antiprompt", "reverse_prompt"),
     "min_tokens": ("min_new_tokens", "min_length"),
     "include_stop": ("include_stop_str_in_output",),
-    "stop_tokens": ("stop_token_ids", "eos_token_id"),
+    "stop_tokens": ("stop_token_ids",),
     "seed": ("random_seed", "generator", "rng"),
     "timeout": ("max_time", "request_timeout", "t_max_predict_ms"),
     "logprob_tokens": ("logprob_token_ids", "token_ids_logprob"),
     "logprobs": ("top_logprobs", "n_probs", "output_scores", "output_logits", "return_dict_in_generate"),
     "hooks": ("logits_processor", "logits_processors"),
-    "grammar": ("guided_json", "guided_decoding", "structured_outputs", "json_schema", "response_format"),
+    "grammar": ("guided_json", "guided_decoding", "structured_outputs", "json_schema"),
     "callback": ("streamer", "on_token", "progress_callback"),
     "draft": (
         "draft_model",
@@ -91,6 +91,8 @@ _PROMPT = 'a prompt with images is a tuple: ("What is this?", stretto.Image.open
 _THINKING = "llm.chat(messages, template=llm.thinking(False)) turns thinking off"
 _MAPPED = "repack=False reads weights from the mapped file, repack=True packs them in memory"
 _NOTHING = "leave it out: nothing needs it"
+_BAR = "llm.generate(prompts, progress=True) shows a bar; callback= is called with each token"
+_UNPADDED = "leave it out: prompts of one call may have any length, and nothing is padded"
 
 _SAMPLERS = (
     *("typical_p", "tfs_z", "top_n_sigma", "epsilon_cutoff", "dynatemp_range"),
@@ -140,7 +142,11 @@ ADVICE = {
     "negative_prompt_ids": "hooks=[stretto.hooks.Guidance(…)] does this",
     "skip_special_tokens": "special=True makes special tokens part of the text",
     "detokenize": "results have both text and tokens",
-    "use_tqdm": "nothing is printed; callback= is called with each token",
+    **dict.fromkeys(("use_tqdm", "show_progress", "show_progress_bar", "tqdm", "progress"), _BAR),
+    "eos_token_id": "the model's own end tokens are known; stop_tokens=[…] adds others",
+    **dict.fromkeys(("pad_token_id", "pad_token", "padding", "attention_mask"), _UNPADDED),
+    "response_format": "grammar={…} takes its JSON schema, and grammar={'type': 'object'} is any object",
+    "vocab_size": "llm.tokenizer.n_vocab is the number of tokens; it is the model's",
     "verbose": "nothing is printed; leave it out",
     "early_stopping": _NOTHING,
     "keep_alive": "llm.close() frees a model; until then it stays",

@@ -60,6 +60,22 @@ METHODS = {
     "save_state": "seq.save(path) writes a sequence, and llm.restore(path) reads it",
     "stream_chat": "llm.chat(messages, stream=True) does this",
     "tokenize": "llm.tokenizer.encode(text) does this",
+    "vocab_size": "llm.tokenizer.n_vocab is it",
+    "eos_token_id": "llm.tokenizer.eos_id is it, and llm.tokenizer.end_ids are all tokens that end a text",
+    "pad_token_id": "nothing is padded: prompts of one call may have any length",
+}
+
+# The same for its tokenizer.
+OF_TOKENIZERS = {
+    "vocab_size": "n_vocab is it",
+    "eos_token_id": "eos_id is it, and end_ids are all tokens that end a text",
+    "bos_token_id": "bos_id is it",
+    "pad_token_id": "nothing is padded: prompts of one call may have any length",
+    "pad_token": "nothing is padded: prompts of one call may have any length",
+    "all_special_tokens": "specials has them, with their ids",
+    "apply_chat_template": "llm.chat_prompt(messages) does this",
+    "batch_decode": "decode(ids) does this for one text",
+    "tokenize": "encode(text) gives ids, and decode([id]) the text of one",
 }
 
 

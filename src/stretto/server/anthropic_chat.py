@@ -184,7 +184,8 @@ def _choice(body: CountRequest) -> Fields:
             wanted: Any = {"type": "function", "function": {"name": choice.name}}
         case FreeChoice():
             wanted = "required" if choice.type == "any" else "auto"
-    return {"tool_choice": wanted, "parallel_tool_calls": not choice.disable_parallel_tool_use}
+    disabled = choice.disable_parallel_tool_use
+    return {"tool_choice": wanted, "parallel_tool_calls": None if disabled is None else not disabled}
 
 
 def _format(body: CountRequest) -> Fields:

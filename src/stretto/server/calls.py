@@ -23,7 +23,7 @@ async def plan_of(body: ChatRequest, llm: LLM, limits: RequestLimits, caller: st
     check_count(body.tools, limits)
     tools = None if body.tools is None else [tool.model_dump(exclude_none=True) for tool in body.tools]
     named = choice.model_dump() if isinstance(choice, NamedTool) else choice
-    return await tool_plan(llm, tools, named, limits, body.parallel_tool_calls is not False, caller=caller)
+    return await tool_plan(llm, tools, named, limits, body.parallel_tool_calls, caller=caller)
 
 
 async def tool_plan(
@@ -31,7 +31,7 @@ async def tool_plan(
     tools: list[dict[str, Any]] | None,
     choice: Any,
     limits: RequestLimits,
-    parallel: bool = True,
+    parallel: bool | None = None,
     *,
     caller: str,
 ) -> ToolPlan:

@@ -17,8 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import zip_longest
 from operator import index
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from stretto.errors import InvalidRequest
+from stretto.options.refusing import OF_TOKENIZERS, no_attribute
 from stretto.text.detokenizer import Detokenizer
 from stretto.text.matcher import Matcher
 from stretto.text.vocabulary import BYTE_TEXT, TokenType, Vocabulary
@@ -222,6 +224,13 @@ class Tokenizer(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}: {self.n_vocab} tokens>"
+
+    if not TYPE_CHECKING:  # or every name would pass a type checker
+
+        def __getattr__(self, name: str) -> Any:
+            if name in OF_TOKENIZERS:
+                raise no_attribute(f"{type(self).__name__!r} object", name, OF_TOKENIZERS)
+            return object.__getattribute__(self, name)  # raises Python's own error
 
 
 class _Bytes(dict[int, bytes]):

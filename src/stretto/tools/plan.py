@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from secrets import token_hex
+from types import NoneType
 from typing import Any
 
 from stretto.engine.engine import Engine
@@ -109,9 +110,18 @@ def plan_tools(
     tokenizer: Tokenizer,
     tools: Tools | None,
     choice: Choice | None,
-    parallel: bool = True,
+    parallel: bool | None = None,
 ) -> ToolPlan:
-    """The plan for some tools; one call at most if not `parallel`."""
+    """The plan for some tools: one call at most if not `parallel`, by default where one has to be made.
+
+    A model that has to call goes on calling where a grammar lets it: several calls have to be asked for.
+    """
+    if not isinstance(parallel, (bool, NoneType)):
+        raise InvalidRequest(
+            f"parallel_tool_calls must be True, False or None, not {parallel!r:.100}",
+            param="parallel_tool_calls",
+            value=parallel,
+        )
     if tools is None:
         if choice is not None and choice != "none":
             raise InvalidRequest(
@@ -129,7 +139,8 @@ def plan_tools(
     shown = [tool.description for tool in checked]
     layout = call_format(template, tokenizer)
     reasoning = find_format(template.tool_source) or find_format(template.source)
-    one = choice not in (None, "auto", "required") or not parallel  # a function by name is called once
+    is_named = choice not in (None, "auto", "required")  # a function by name is called once
+    one = is_named or not (mode == "auto" if parallel is None else parallel)
     reader = CallReader(layout, tokenizer, reasoning, checked, token_hex(8), 1 if one else None)
     thinks = is_mark(layout.thoughts[0][:1]) if layout.thoughts[0] else _is_guided(reasoning, tokenizer)
     required = partial(required_calls, layout, chosen, one, thinks)

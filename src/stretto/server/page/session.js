@@ -5,6 +5,7 @@ import {FieldError, controlOf, fields} from './options.js';
 import {addNode, answer, given, ids, newTree, path, thoughts, tokenOf} from './tree.js';
 
 const ALTERNATIVES = 10;
+const ENDS = ['timeout', 'repetition'];  // that are told as "length", with a reason of their own
 const watchers = new Set(), tokenWatchers = new Set();
 const user = () => ({role: 'user', content: '', images: []});
 let frame = 0, abort = null;
@@ -86,7 +87,7 @@ function take(one, choice) {
     if (call.id) one.calls[index] = call;
     else one.calls[index].function.arguments += call.function.arguments;
   }
-  if (choice.finish_reason) one.finish = choice.stop_reason === 'timeout' ? 'timeout' : choice.finish_reason;
+  if (choice.finish_reason) one.finish = ENDS.includes(choice.stop_reason) ? choice.stop_reason : choice.finish_reason;
 }
 
 export function stop() {
