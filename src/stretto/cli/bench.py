@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stretto import config
 from stretto.cli import options as o
 from stretto.cli.help import Command, Group
+from stretto.cli.pull import pull_missing
+from stretto.errors import StrettoError
 
 if TYPE_CHECKING:
-    from stretto.bench import Loop, Machine, Row
+    from stretto.bench import Loop, Machine, Plan, Row
     from stretto.llm import LLM
 
 
@@ -26,6 +31,8 @@ class BenchGroup(Group):
 
 
 bench = typer.Typer(cls=BenchGroup, invoke_without_command=True)
+
+USUAL_BANDWIDTH = 10.0  # GB/s, where none was measured
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, every sample in it.")]
 Tokens = Annotated[int, typer.Option(help="How many tokens to decode.")]
@@ -72,6 +79,8 @@ def speed(
 
     model = model or default_model()
     plan = benchmarks.Plan(prompt, tokens, depth, sequences, rounds)
+    pull_missing(model, "generate")
+    begin(model, _tests(plan), _passes(plan))
     with (
         notes() as note,
         _opened(note, model, cells or plan.cells, backend, device, threads, kv, precision, repack) as llm,
@@ -106,7 +115,10 @@ def loops(
     from stretto.cli.output import print_json
 
     documents = []
-    for model in models or ("smollm2", "gemma3-270m"):
+    for name in models or ("smollm2", "gemma3-270m"):
+        model = config.read().named(name)
+        pull_missing(model, "generate")
+        begin(model, f"the loops over {tokens} tokens, {rounds} rounds", 8 * rounds * tokens)
         with notes() as note, _opened(note, model, tokens + 16, backend, device, threads) as llm:
             loops = benchmarks.loops(llm, tokens=tokens, rounds=rounds, note=note)
             n_vocab = llm.spec.n_vocab
@@ -116,6 +128,51 @@ def loops(
             _print_loops(model, n_vocab, loops)
     if as_json:
         print_json(documents)
+
+
+def begin(model: str, tests: str, n_passes: float) -> None:
+    """Say on stderr what is measured and about how long it takes, before anything is."""
+    from stretto import hardware
+    from stretto.cli.generation import note
+    from stretto.cli.output import clean
+    from stretto.weights import hub
+
+    try:
+        path = hub.resolve(model, pull=False)
+    except StrettoError:  # a server's name for it
+        path = Path(model)
+    files = path.rglob("*") if path.is_dir() else [path]
+    nbytes = sum(one.stat().st_size for one in files if one.is_file())
+    known = hardware.probe(measure=False).bandwidth
+    # Each pass reads all weights once; loading and measuring the machine come on top.
+    seconds = 5 + n_passes * nbytes / (known.memory.all if known else USUAL_BANDWIDTH) / 1e9
+    duration = f"; about {about(seconds)}" if nbytes else ""
+    note(f"measuring {clean(model)}: {tests}{duration}")
+
+
+def about(seconds: float) -> str:
+    """A duration in round figures.
+
+    >>> about(12), about(61), about(700)
+    ('20 seconds', '2 minutes', '12 minutes')
+    """
+    if seconds <= 60:
+        return f"{10 * math.ceil(seconds / 10)} seconds"
+    return f"{math.ceil(seconds / 60)} minutes"
+
+
+def _tests(plan: Plan) -> str:
+    """The tests of a plan, in words."""
+    tests = [f"prefill of {plan.prompt:,} tokens", f"decoding {plan.tokens:,}"]
+    tests += [f"decoding behind {plan.depth:,}"] if plan.depth else []
+    tests += [f"{plan.sequences} texts at once"] if plan.sequences > 1 else []
+    return f"{', '.join(tests)}; {plan.rounds} round{'' if plan.rounds == 1 else 's'}"
+
+
+def _passes(plan: Plan) -> float:
+    """How many passes over the weights the tests take, roughly; a wide one counts as two."""
+    decoding = plan.tokens * (2 + bool(plan.depth) + 4 * (plan.sequences > 1))
+    return plan.rounds * (decoding + plan.prompt / 16) + plan.depth / 16
 
 
 @contextmanager
@@ -145,10 +202,8 @@ def _opened(
     repack: str = "auto",
 ) -> LLM:
     from stretto import llm
-    from stretto.cli.pull import pull_missing
 
     note(f"loading {model}")
-    pull_missing(model, "generate")
     return llm.load(
         model,
         backend=backend,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stretto.cli import options as o
-from stretto.cli.bench import notes
+from stretto.cli.bench import begin, notes
 
 if TYPE_CHECKING:
     from stretto.bench.comparing import Comparison
@@ -53,11 +53,16 @@ def compare(
     Each runs alone, in a process of its own, by turns; greedy, with the same prompts and threads.
     """
     from stretto.bench import comparing
-    from stretto.cli.output import print_json
+    from stretto.cli.generation import note as say
+    from stretto.cli.output import clean, print_json
     from stretto.cli.prompts import model_and_files
 
     model, _ = model_and_files((name,), model, "compare [MODEL]")
     plan = comparing.ComparePlan(prompt, tokens, sequences, rounds, threads or 0)
+    batch = f", {sequences} texts at once" if sequences else ""
+    say(
+        f"comparing engines on {clean(model)}: load, prefill of {prompt:,} tokens, decoding {tokens:,}{batch}"
+    )
     with notes() as note:
         note("looking for engines")
         found = comparing.find(
@@ -68,6 +73,9 @@ def compare(
             onnx=onnx,
             url_key=url_key,
         )
+        if names := [one.name for one in found.contestants]:
+            passes = len(names) * rounds * (prompt / 16 + 2 * tokens + 2 * tokens * bool(sequences))
+            begin(model, f"{rounds} rounds of {', '.join(map(clean, names))}", passes)
         result = comparing.compare(model, found, plan, note)
     if html is not None:
         html.write_text(comparing.page(result), encoding="utf-8")
