@@ -13,16 +13,18 @@ import typer
 
 from stretto.cli.help import Command, Group
 
-# Commands by the panel of the help page; each is a function in a module of its own name here.
+# Commands by the panel of the help page; each is in a module of its own name here.
 PANELS = {
-    "": "chat run parallel serve ps stop pull models rm merge inspect tokenize devices doctor docs compare",
+    "Language models": "chat run serve parallel tokenize",
+    "Models on this machine": "models pull rm inspect",
     "Other kinds of models": "embed rerank classify detect segment read transcribe",
-    "Files in other formats": "quantize convert imatrix",
-    "Quality": "score perplexity eval",
+    "Files in other formats": "quantize convert export imatrix merge",
+    "Speed and quality": "bench compare score perplexity eval",
+    "Settings and machines": "config logs docs devices doctor ps stop deploy",
 }
-GROUPS = "logs config bench export deploy"  # commands that have commands
+GROUPS = ("bench", "config", "deploy", "export", "logs")  # have commands of their own
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
-NAMES = (*PANEL_OF, *GROUPS.split())
+NAMES = tuple(PANEL_OF)
 FUNCTIONS = {"eval": "eval_"}  # where the name is Python's own
 
 
@@ -32,18 +34,17 @@ def new_app(names: Iterable[str] = NAMES) -> typer.Typer:
         name="stretto",
         cls=Group,
         help="Language models, and models of other kinds, on your own machine.",
-        epilog="Errors are one line and exit code 2. A model is a name (stretto models), a path, "
-        "or hf:org/repo:Q4_K_M.",
+        epilog="A model is a name (stretto models), a path, or hf:org/repo:Q4_K_M. It may be the first "
+        "argument, or come by --model. stretto docs has the documentation: stretto docs cli.",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     for name in names:
         found: Any = getattr(import_module(f"stretto.cli.{name}"), FUNCTIONS.get(name, name))
-        if name in PANEL_OF:
-            panel: dict[str, Any] = {"rich_help_panel": PANEL_OF[name]} if PANEL_OF[name] else {}
-            app.command(name, cls=Command, **panel)(found)
+        if name in GROUPS:
+            app.add_typer(found, name=name, rich_help_panel=PANEL_OF[name])
         else:
-            app.add_typer(found, name=name)
+            app.command(name, cls=Command, rich_help_panel=PANEL_OF[name])(found)
     app.callback(invoke_without_command=True)(_root)
     return app
 
