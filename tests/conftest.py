@@ -6,6 +6,9 @@ import os
 # Before NumPy is imported: its threads would fight with other processes for the cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# Whatever names no model takes the small one: no test fetches a gigabyte.
+os.environ["STRETTO_MODEL"] = "smollm2"
+
 # Tests mean the CPU where they name no device; `make check-cuda` names one.
 if not os.environ.get("STRETTO_TEST_DEVICE"):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -63,11 +66,10 @@ def gemma3_path() -> Path:
 
 @pytest.fixture(autouse=True)
 def store_home(tmp_path, monkeypatch) -> Path:
-    """Every test has a store and settings of its own, and the small default model."""
+    """Every test has a store and settings of its own."""
     home = tmp_path / "stretto-home"
     monkeypatch.setenv("STRETTO_HOME", str(home))
     monkeypatch.setenv("STRETTO_CONFIG", str(tmp_path / "stretto-config.toml"))
-    monkeypatch.setenv("STRETTO_MODEL", "smollm2")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # where no server of the user's own is found
     return home
 

