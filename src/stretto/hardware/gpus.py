@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -23,6 +22,8 @@ class Gpu:
 
 def find(command: tuple[str, ...] = _COMMAND, patience: float = _TIMEOUT_SECONDS) -> tuple[Gpu, ...]:
     """The devices of this machine; none if the program is missing, fails or is too slow."""
+    import subprocess
+
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import subprocess
 
 from stretto.hardware.cpu import Cache, Cpu
 
@@ -86,6 +85,8 @@ def _number(facts: dict[str, str], *keys: str) -> int | None:
 
 
 def _output(*command: str) -> str:
+    import subprocess
+
     try:
         done = subprocess.run(command, capture_output=True, timeout=5, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError):

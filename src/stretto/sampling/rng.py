@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 
 from stretto import _native
 from stretto.sampling.params import check_integer
@@ -23,7 +23,7 @@ class RandomStream:
 
     def __init__(self, seed: int | None = None, index: int = 0, draws: int = 0) -> None:
         if seed is None:
-            seed = secrets.randbits(63)
+            seed = int.from_bytes(os.urandom(8), "little") >> 1
         check_integer("seed", seed, 0, (1 << 64) - 1)
         check_integer("draws", draws, 0, MAX_DRAWS)
         self.seed = int(seed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ def atomic_write(path: str | os.PathLike[str], *, durable: bool = True) -> Itera
     ...     file.write(b"all of it")
     """
     target = Path(path)
-    part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
+    part = target.with_name(f".{target.name}.{os.urandom(8).hex()}.part")
     try:
         with part.open("xb") as file:
             yield file

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +13,8 @@ from stretto.errors import PullError
 
 def require_space(path: Path, nbytes: int) -> None:
     """Raise `PullError` unless `nbytes` are free where `path` is."""
+    import shutil
+
     free = shutil.disk_usage(path).free
     if free < nbytes:
         raise PullError(
@@ -50,6 +51,8 @@ def discard(path: Path) -> None:
     """Remove `path`, never the target of a link; on failure the next pull removes it."""
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
+            import shutil
+
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)

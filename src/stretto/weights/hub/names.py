@@ -17,10 +17,13 @@ import hashlib
 import os
 import re
 from dataclasses import dataclass, replace
-from urllib.parse import SplitResult, unquote, urlsplit
+from typing import TYPE_CHECKING
 
 from stretto.errors import InvalidRequest
 from stretto.weights.part_names import part_name
+
+if TYPE_CHECKING:
+    from urllib.parse import SplitResult
 
 HF_PREFIX = "hf:"
 LINKS = ("https://", "http://")
@@ -122,6 +125,8 @@ def canonical(name: str) -> str:
 def _canonical_link(name: str) -> str:
     """A link to a file; one to the Hub as an `hf:` name."""
     parts = _split(name)
+    from urllib.parse import unquote, urlsplit
+
     hosts = {*_HUB_HOSTS, urlsplit(os.environ.get("HF_ENDPOINT", "")).hostname}
     words = unquote(parts.path).strip("/").split("/")
     if parts.hostname in hosts and len(words) >= 2:
@@ -142,6 +147,8 @@ def _canonical_link(name: str) -> str:
 
 def _split(link: str) -> SplitResult:
     try:
+        from urllib.parse import urlsplit
+
         parts = urlsplit(link)
         if parts.hostname and parts.port != 0:
             return parts
@@ -152,6 +159,8 @@ def _split(link: str) -> SplitResult:
 
 def link_file(link: str) -> str:
     """The name of the file that a link leads to."""
+    from urllib.parse import unquote
+
     return unquote(_split(link).path).rpartition("/")[2]
 
 
