@@ -5,6 +5,7 @@ import json
 import pytest
 
 from stretto import config
+from stretto.cli.options import served
 from stretto.cli.prompts import model_and_files
 from stretto.errors import InvalidRequest
 from stretto.testing import mock_llm
@@ -91,6 +92,13 @@ def test_the_limit_and_the_sampling_of_the_configuration(cli):
     assert asked() == (3, 0.25, True)
     assert asked("-n", "2", "--temperature", "0", "--system", "") == (2, 0, False)
     assert asked("-n", "0") == (None, 0.25, True)
+
+
+def test_an_alias_is_served_under_its_name():
+    config.set_value("alias.fast", "smollm2")
+    assert served("fast") == "fast=smollm2"
+    assert served("mine=fast") == "mine=smollm2"
+    assert served("smollm2") == "smollm2"
 
 
 def test_a_wrong_configuration_stops_a_command_before_it_begins(cli):

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from stretto import config
+from stretto.cli.completion import model_names
 from stretto.cli.first_run import default_model
 
 
@@ -32,6 +33,16 @@ def test_json(stretto):
     }
 
 
+def test_a_model_that_does_not_exist_is_not_set(stretto):
+    for key in ("model", "alias.fast"):
+        code, _, err = stretto("config", "set", key, "smolm2")
+        assert code == 2
+        assert "there is no model 'smolm2'" in err
+    assert stretto("config", "set", "alias.fast", "qwen3-0.6b")[0] == 0
+    assert stretto("config", "set", "model", "fast")[0] == 0
+    assert model_names("fa") == ["fast"]
+
+
 def test_an_alias_hides_no_model(stretto):
     code, _, err = stretto("config", "set", "alias.smollm2", "qwen3-0.6b")
     assert (code, err) == (2, "error: smollm2 is the name of a model; choose another for the alias\n")
@@ -40,7 +51,8 @@ def test_an_alias_hides_no_model(stretto):
 @pytest.mark.parametrize("text", ["modell = 'x'\n", "model = \n"])
 def test_a_broken_file_stops_neither_help_nor_repair(stretto, text):
     config.path().write_text(text)
-    assert stretto("--help")[0] == 0
+    assert stretto("--help")[0] == stretto("run", "--help")[0] == 0
+    assert model_names("smollm2")
     assert stretto("config", "path")[0] == 0
     code, _, err = stretto("config")
     assert code == 2

@@ -6,7 +6,7 @@ from stretto.errors import StrettoError
 
 
 def model_names(incomplete: str) -> list[str]:
-    """Names of models that begin so; files are the shell's own to complete.
+    """Names of models and aliases that begin so; files are the shell's own to complete.
 
     >>> model_names("smollm2")
     ['smollm2', 'smollm2-1.7b']
@@ -18,8 +18,18 @@ def model_names(incomplete: str) -> list[str]:
         here = [model.name for model in hub.models()]
     except StrettoError:  # a completion has nowhere to say what is wrong with the store
         here = []
-    names = dict.fromkeys((*here, *sorted((*hub.known(), *CATALOGUE))))
+    names = dict.fromkeys((*aliases(), *here, *sorted((*hub.known(), *CATALOGUE))))
     return [name for name in names if name.startswith(incomplete)]
+
+
+def aliases() -> list[str]:
+    """The user's own names for models; none where the configuration file is broken."""
+    from stretto import config
+
+    try:
+        return sorted(config.read().aliases)
+    except StrettoError:
+        return []
 
 
 def setting_names(incomplete: str) -> list[str]:

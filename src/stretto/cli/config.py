@@ -76,6 +76,8 @@ def set_(
     section, _, name = key.partition(".")
     if section == "alias":
         check_alias(name)
+    if section in ("alias", "model"):
+        check_model(value, may_be_alias=section == "model")
     made = settings.set_value(key, value)
     typer.echo(f"{clean(key)} = {clean(_shown(made))} in {clean(str(settings.path()))}")
 
@@ -106,6 +108,19 @@ def check_alias(name: str) -> None:
 
     if name in hub.known() or name in CATALOGUE:
         raise InvalidRequest(f"{name} is the name of a model; choose another for the alias", param="alias")
+
+
+def check_model(name: str, may_be_alias: bool) -> None:
+    """Raise for a name that no model has; one that is not here yet is fetched when it is used."""
+    from stretto.cli.completion import aliases
+    from stretto.errors import ModelError
+    from stretto.weights import hub
+
+    try:
+        if not (may_be_alias and name in aliases()):
+            hub.resolve(name, pull=False)
+    except ModelError:
+        return
 
 
 def _shown(value: Any) -> str:

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stretto.cli.options import aliased
+from stretto.errors import InvalidRequest
+
 if TYPE_CHECKING:
     from stretto.quantize import Written
 
@@ -29,9 +32,17 @@ Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="How many thr
 
 
 def quantize(
-    source: Annotated[str, typer.Argument(metavar="IN", help="A GGUF file, or a model that is here.")],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="IN", help="A GGUF file, or a model that is here.", callback=aliased),
+    ],
     target: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="The file to write.")],
-    mix: Annotated[str, typer.Argument(metavar="MIX", help="q4_k_m, q6_k, q8_0, … (stretto docs mixes).")],
+    mix: Annotated[
+        str | None, typer.Argument(metavar="MIX", help="q4_k_m, q6_k, q8_0, … (stretto docs mixes).")
+    ] = None,
+    type_: Annotated[
+        str | None, typer.Option("--type", metavar="MIX", help="The same, as an option.")
+    ] = None,
     imatrix: Imatrix = None,
     tensor_type: TensorTypes = None,
     pure: Pure = False,
@@ -49,12 +60,14 @@ def quantize(
     from stretto.quantize import quantize_model
     from stretto.weights import hub
 
+    if (mix is None) == (type_ is None):
+        raise InvalidRequest("give one MIX: stretto quantize IN OUT.gguf q4_k_m (stretto docs mixes)")
     with progress_bar() as bar:
         task = bar.add_task(target.name, total=None)
         written = quantize_model(
             hub.resolve(source, pull=False),
             target,
-            mix,
+            mix or type_ or "",
             imatrix=imatrix,
             tensor_types=read_types(tensor_type),
             pure=pure,

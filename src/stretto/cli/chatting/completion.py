@@ -11,6 +11,7 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 
 from stretto.cli.chatting.commands import COMMANDS, SETTABLE
+from stretto.cli.completion import aliases
 from stretto.cli.output import clean
 
 MAX_SHOWN = 200
@@ -57,7 +58,10 @@ def models(text: str) -> Found:
         return paths(text)
     names = sorted({model.name for model in hub.models()} | set(hub.known()))
     fitting = [name for name in names if name.startswith(text)]
-    return [(len(text), name) for name in fitting if hub.can(name, "chat")]
+    return [
+        *((len(text), name) for name in aliases() if name.startswith(text)),
+        *((len(text), name) for name in fitting if hub.can(name, "chat")),
+    ]
 
 
 def paths(text: str) -> Found:
