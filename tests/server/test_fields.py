@@ -65,9 +65,12 @@ def test_the_page_has_the_tables_of_the_schemas():
 
 def test_what_is_refused_is_named(web):
     for path, name in fields("refused"):
-        answer = web.post(path, json={"model": "mock", **ASKED[path], name: {}})
+        answer = web.post(path, json={"model": "mock", **ASKED[path], name: {"x": 1}})
         assert answer.status_code == 400, (path, name)
         assert name in answer.json()["error"]["message"]
+        for empty in (None, [], {}):  # which asks for nothing
+            answer = web.post(path, json={"model": "mock", **ASKED[path], name: empty})
+            assert answer.status_code == 200, (path, name, answer.text)
 
 
 def test_what_is_accepted_changes_nothing(web):

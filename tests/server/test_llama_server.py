@@ -168,12 +168,6 @@ def test_no_predicted_tokens_compute_the_prompt_only(native):
     assert event["timings"]["cache_n"] == event["tokens_evaluated"] - 1  # the first one warmed the cache
 
 
-def test_openais_paths_refuse_to_predict_nothing(native):
-    wrong = native.post("/v1/completions", json={"prompt": "Say", "n_predict": 0})
-    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "n_predict")
-    assert "/completion takes 0" in wrong.json()["error"]["message"]
-
-
 def test_openais_paths_know_n_predict(native):
     def tokens(path, **asked):
         return native.post(path, json=asked).json()["usage"]["completion_tokens"]

@@ -325,6 +325,9 @@ def test_a_list_of_items_counts_as_evaluated_items():
     ("name", "right", "wrong"),
     [
         ("date", "2024-02-29", "2023-02-29"),
+        ("date", "0001-01-31", "0000-01-31"),  # no calendar of programs has a year 0
+        ("date", "0400-02-29", "0000-02-29"),
+        ("date-time", "0004-02-29T12:00:00Z", "0000-12-01T12:00:00Z"),
         ("time", "23:59:59Z", "22:59:60Z"),
         ("date-time", "2000-02-29T12:00:00Z", "1900-02-29T12:00:00Z"),
     ],

@@ -232,11 +232,11 @@ class CountRequest(ForModel):
 class MessagesRequest(CountRequest):
     """`POST /v1/messages`."""
 
-    max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)]
+    max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)]
     stream: bool | None = False
     stop_sequences: Annotated[list[Stop], Field(max_length=64)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     repeat_guard: bool | None = None
     metadata: Annotated[Metadata, Field(description=LABEL)] | None = None

@@ -35,6 +35,12 @@ READER = ThreadPoolExecutor(1, "stretto-server-body")
 REST = 1.0  # that the reader pauses after a piece, in times of what it took
 MEMBERS, LIST, OBJECT, CLOSE = range(4)  # parts of a body, as the native core has them
 SPACE = b" \t\n\r"  # of JSON
+# Fields that the protocols have and this server does not: empty, they ask for nothing.
+_EMPTY_WORDS = (
+    "access_programs audio compaction container context_management conversation diagnostics fallbacks image "
+    "mcp_servers moderation plugins prompt prompt_cache_options skills thread web_search_options"
+)
+EMPTY_FIELDS = frozenset(_EMPTY_WORDS.split())
 UNREADABLE = "the body is no JSON that can be read"
 
 
@@ -174,7 +180,11 @@ def _in(brackets: bytes, members: bytes) -> str:
 
 
 def validated(model: type[Model], value: Any) -> Model:
-    """A JSON value as a model."""
+    """A JSON value as a model; fields of other servers that are empty mean nothing."""
+    if isinstance(value, dict):
+        for name in EMPTY_FIELDS & value.keys() - model.model_fields.keys():
+            if value[name] in (None, [], {}, ""):
+                del value[name]
     try:
         return model.model_validate(value)
     except ValidationError as error:

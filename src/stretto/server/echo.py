@@ -19,12 +19,7 @@ from stretto.server.schemas import CompletionRequest
 
 def check_echo(body: CompletionRequest) -> None:
     """Raise for fields that do not go with `echo`, or need it."""
-    if body.max_tokens == 0:
-        if not body.echo:
-            raise ApiError(
-                400, "max_tokens is 0, which is for echo; ask for at least one token", param="max_tokens",
-                code="invalid_value",
-            )  # fmt: skip
+    if body.max_tokens == 0 and body.echo:
         for name in ("stream", "best_of", "cache_pin", "return_token_ids"):
             if getattr(body, name):
                 raise ApiError(400, f"{name} needs max_tokens of at least 1", param=name, code="unsupported")

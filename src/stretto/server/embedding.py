@@ -45,6 +45,10 @@ class Vectors:
 
 async def embedded(generation: Generation, texts: list[Any], how: Vectors) -> tuple[Floats, int]:
     """The vectors of texts, computed in batches, and their total number of tokens."""
+    for index, text in enumerate(texts):
+        if not text:
+            where = "input" if len(texts) == 1 else f"input[{index}]"
+            raise ApiError(400, f"{where} is empty; leave it out", param=where, code="invalid_value")
     model: Any = generation.lease.llm
     if isinstance(model, TaskModel):
         if not all(isinstance(text, str) for text in texts):

@@ -10,12 +10,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import Request
 from starlette.types import Receive
 
-from stretto import Result
+from stretto import Result, Token
 from stretto.engine.progress import Progress
 from stretto.engine.types import PromptStep
 from stretto.server.adapters import choose_adapter
@@ -106,9 +107,17 @@ class Generation:
         choose_adapter(options, self.lease)
         self.adapter = options.get("adapter")
         options["cache_salt"] = self.caller.salt or None
+        if options.get("top_p") == 0:  # the most probable token alone
+            options["top_k"] = 1
+            del options["top_p"]
+        is_prompt_only = options.get("max_tokens") == 0
+        if is_prompt_only:
+            options["max_tokens"] = 1
         self.texts = self.lease.llm.astream_many(prompts, **options)
         self.texts.follows_prompts = follow
         self.texts.splits_ends = True  # a reader waits for a token, not for what is done behind it
+        if is_prompt_only:
+            self.texts = PromptOnly(self.texts)
         await self.texts.start()
 
     async def results(self) -> list[Result]:
@@ -220,6 +229,42 @@ class Generation:
             if self.texts is not None:
                 self.texts.cancel()
             self.lease.release()
+
+
+class PromptOnly:
+    """Texts of which the prompt alone is wanted: the token that was sampled behind it is dropped."""
+
+    def __init__(self, texts: Any) -> None:
+        self._texts = texts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._texts, name)
+
+    def __aiter__(self) -> PromptOnly:
+        return self
+
+    async def __anext__(self) -> list[tuple[int, Token]]:
+        """The ends of texts."""
+        news = await self._texts.__anext__()
+        return [(i, Token(None, "", finish_reason="length")) for i, token in news if token.finish_reason]
+
+    async def results(self) -> list[Result]:
+        """All results, empty."""
+        return [_emptied(result) for result in await self._texts.results()]
+
+    def result(self, index: int) -> Result:
+        """The result of one text, empty."""
+        return _emptied(self._texts.result(index))
+
+
+def _emptied(result: Result) -> Result:
+    if result.finish_reason in ("cancelled", "timeout"):
+        return result
+    usage = replace(result.usage, completion_tokens=0, reasoning_tokens=0)
+    empty = replace(result, text="", tokens=[], reasoning="", answer_start=0, tool_calls=(), usage=usage)
+    return replace(
+        empty, finish_reason="length", stop_reason=None, logprobs=None if result.logprobs is None else []
+    )
 
 
 async def begin(state: State, name: str, request: Request, verb: str = "generate") -> Generation:

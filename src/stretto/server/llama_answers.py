@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 from stretto import Result, Token
@@ -37,7 +36,6 @@ class NativeShape:
 
     def whole(self, index: int, result: Result) -> dict[str, Any]:
         """A text in one piece."""
-        result = self.without_sampled(result)
         answer = {
             **self.ended(index, result),
             "content": result.text,
@@ -51,7 +49,6 @@ class NativeShape:
 
     def ended(self, index: int, result: Result) -> dict[str, Any]:
         """The fields of a text that has ended, without the text."""
-        result = self.without_sampled(result)
         kind = STOP_TYPES[result.finish_reason]
         is_word = isinstance(result.stop_reason, str) and kind == "eos"
         usage = result.usage
@@ -74,19 +71,6 @@ class NativeShape:
             "tokens_cached": usage.prompt_tokens + usage.completion_tokens,
             "timings": self.generation.timings([result]),
         }
-
-    @property
-    def is_prompt_only(self) -> bool:
-        """Whether `n_predict` is 0: the prompt is computed; the token sampled after it is dropped."""
-        return self.body.n_predict == 0
-
-    def without_sampled(self, result: Result) -> Result:
-        """The result; without its token if only the prompt was to be computed."""
-        if not self.is_prompt_only:
-            return result
-        usage = replace(result.usage, completion_tokens=0)
-        empty = replace(result, text="", tokens=[], finish_reason="length", stop_reason=None, usage=usage)
-        return replace(empty, logprobs=None if result.logprobs is None else [])
 
     def _is_cut(self, result: Result) -> bool:
         """Whether the context ended before the text did, or lost its oldest tokens."""
@@ -142,7 +126,7 @@ class NativeEvents:
             is_end = token.finish_reason == "stop" and token.id in shape.tokenizer.end_ids
             ids = [] if token.id is None or is_end else [token.id]
             self._counts[index] = count = self._counts.get(index, 0) + len(ids)
-            if (ids or token.text) and not shape.is_prompt_only:
+            if ids or token.text:
                 out.append(event(shape.picked(self._piece(index, token, ids, count))))
             if token.finish_reason is not None:
                 result = texts.result(index)

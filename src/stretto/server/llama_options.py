@@ -26,7 +26,7 @@ def native_options(body: NativeSampling, limits: RequestLimits) -> dict[str, Any
     if body.seed is not None and body.seed >= 0:
         options["seed"] = body.seed
     if body.n_predict is not None and body.n_predict >= 0:
-        options["max_tokens"] = max(1, body.n_predict)  # 0: NativeShape drops the token
+        options["max_tokens"] = body.n_predict
     if body.t_max_predict_ms is not None and body.t_max_predict_ms > 0:
         options["timeout"] = body.t_max_predict_ms / 1000
     if body.lora is not None:

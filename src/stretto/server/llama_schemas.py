@@ -62,7 +62,7 @@ class NativeSampling(LlamaSamplers):
     )
     temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None

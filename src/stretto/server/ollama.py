@@ -22,7 +22,7 @@ from stretto.server.generation import Generation, begin, ended_by, started, unle
 from stretto.server.go_template import render
 from stretto.server.line_stream import LINES
 from stretto.server.ollama_names import Made
-from stretto.server.ollama_options import check_context, engine_options, merged
+from stretto.server.ollama_options import check_context, engine_options, merged, tell_unknown
 from stretto.server.ollama_schemas import (
     Common,
     EmbeddingsRequest,
@@ -30,6 +30,7 @@ from stretto.server.ollama_schemas import (
     GenerateRequest,
     OllamaChatRequest,
     OllamaMessage,
+    Options,
 )
 from stretto.server.openai import prompts_of
 from stretto.server.options import check_prompts
@@ -109,8 +110,9 @@ async def chat(body: OllamaChatRequest, request: Request) -> Response:
 @router.post("/api/embed")
 async def embed(body: EmbedRequest, request: Request) -> Response:
     """A vector for each text."""
-    texts = prompts_of(body.input)
-    vectors, answer = await _embedded(body.model, texts, request, Vectors(dimensions=body.dimensions))
+    texts = prompts_of(body.input) if body.input else []
+    how = Vectors(dimensions=body.dimensions)
+    vectors, answer = await _embedded(body.model, texts, request, how, body.options)
     found = {"model": body.model, "embeddings": vectors, **answer}
     return await long_json(found, sum(len(vector) for vector in vectors))
 
@@ -118,19 +120,24 @@ async def embed(body: EmbedRequest, request: Request) -> Response:
 @router.post("/api/embeddings")
 async def embeddings(body: EmbeddingsRequest, request: Request) -> Response:
     """The vector of one text, as older clients ask for it: of any length."""
-    vectors, _ = await _embedded(body.model, [body.prompt], request, Vectors(normalize=False))
-    return await long_json({"embedding": vectors[0]}, len(vectors[0]))
+    texts, how = [body.prompt] if body.prompt else [], Vectors(normalize=False)
+    vectors, _ = await _embedded(body.model, texts, request, how, body.options)
+    return await long_json({"embedding": vectors[0] if vectors else []}, sum(map(len, vectors)))
 
 
 async def _embedded(
-    model: str, texts: list[Any], request: Request, how: Vectors
+    model: str, texts: list[Any], request: Request, how: Vectors, options: Options | None
 ) -> tuple[list[list[float]], dict[str, Any]]:
     state = state_of(request)
     check_prompts("input", texts, state.settings.limits)
     _, made = state.made.resolve(model, state.registry)
     generation = await begin(state, made.base, request, "embed")
+    vectors: Any = []
+    n_tokens = 0
     try:
-        vectors, n_tokens = await unless_gone(request, embedded(generation, texts, how))
+        tell_unknown(options, generation.warn)
+        if texts:  # without any the model is loaded, and that is all
+            vectors, n_tokens = await unless_gone(request, embedded(generation, texts, how))
     except Exception as error:
         raise translate(error, "input") from error
     finally:
@@ -141,6 +148,7 @@ async def _embedded(
         "total_duration": _nanoseconds(spent["total"]),
         "load_duration": _nanoseconds(spent["load"]),
         "prompt_eval_count": n_tokens,
+        **generation.warnings,
     }
 
 
@@ -177,6 +185,7 @@ async def _generated(state: State, asked: _Asked, request: Request) -> Response:
     async def start(generation: Generation) -> ToolPlan:
         llm = generation.lease.llm
         check_context(wanted, llm.context_length)
+        tell_unknown(wanted, generation.warn)
         plan = await tool_plan(llm, tools, None, limits, caller=generation.caller.name)
         prompt = await _prompt(generation, asked, plan, state)
         await generation.start([prompt], plan.options({**options, "reasoning": asked.whole is None}))

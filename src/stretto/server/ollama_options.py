@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from stretto.server.errors import ApiError
-from stretto.server.ollama_schemas import Options
+from stretto.server.ollama_schemas import Options, RequestOptions
 
 NAMES = {"repeat_penalty": "repetition_penalty"}
 SAME_WORDS = (
@@ -37,13 +38,15 @@ def engine_options(given: Options | None) -> dict[str, Any]:
         options.pop("repetition_penalty", None)  # it looks at no token
     if given.seed is not None:
         options["seed"] = given.seed % (1 << 64)
-    if given.num_predict is not None and given.num_predict > 0:
+    if given.num_predict is not None and given.num_predict >= 0:
         options["max_tokens"] = given.num_predict
-    if given.num_predict == 0:
-        raise ApiError(
-            400, "options.num_predict must be -1, -2 or above 0, not 0", param="options.num_predict"
-        )
     return options
+
+
+def tell_unknown(given: Options | None, warn: Callable[[str, str], None]) -> None:
+    """Tell of options that are not known here: as Ollama does, they are left out."""
+    for name in (given.model_extra or {}) if given is not None else ():
+        warn(f"options.{name[:60]}", "is no option that is known here; it was left out")
 
 
 def check_context(given: Options | None, length: int) -> None:
@@ -61,8 +64,8 @@ def merged(parameters: dict[str, Any], given: Options | None) -> Options | None:
     """The options of a request over the parameters of a made model."""
     if not parameters:
         return given
-    own = {} if given is None else given.model_dump(exclude_none=True)
-    return Options.model_validate({**parameters, **own})
+    own = {} if given is None else given.model_dump(exclude_none=True)  # those that are not known too
+    return RequestOptions.model_validate({**parameters, **own})
 
 
 def _check_neutral(given: Options) -> None:

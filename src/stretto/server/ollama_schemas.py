@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from stretto.server.errors import ApiError
 from stretto.server.schema_base import Body, Name, Number, Stop, Text
@@ -26,7 +26,7 @@ class Options(Body):
     num_ctx: Annotated[int, Field(ge=1, description="Refused if the context is smaller.")] | None = None
     temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     repeat_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
@@ -45,6 +45,7 @@ class Options(Body):
     mirostat_eta: Annotated[Number, Field(description=NO_EFFECT)] | None = None
     mirostat_tau: Annotated[Number, Field(description=NO_EFFECT)] | None = None
     penalize_newline: Annotated[bool, Field(description=NO_EFFECT)] | None = None
+    draft_num_predict: Annotated[int, Field(description=NO_EFFECT)] | None = None
     num_keep: Annotated[int, Field(description=NO_EFFECT)] | None = None
     num_batch: Annotated[int, Field(description=NO_EFFECT)] | None = None
     num_gpu: Annotated[int, Field(description=NO_EFFECT)] | None = None
@@ -61,13 +62,19 @@ class Options(Body):
     use_mlock: Annotated[bool, Field(description=NO_EFFECT)] | None = None
 
 
+class RequestOptions(Options):
+    """The options of a request: those that are not known are left out with a warning, as Ollama does."""
+
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+
+
 class Common(Body):
     """The fields that generating and chatting share."""
 
     model: Name
     stream: bool | None = True
     format: Format | None = None
-    options: Options | None = None
+    options: RequestOptions | None = None
     keep_alive: (
         Annotated[KeepAlive, Field(description="Models stay until memory is needed; 0 unloads.")] | None
     ) = None
@@ -199,7 +206,7 @@ class EmbeddingsRequest(Body):
 
     model: Name
     prompt: Text
-    options: Options | None = None
+    options: RequestOptions | None = None
     keep_alive: KeepAlive | None = None
 
 
@@ -207,11 +214,11 @@ class EmbedRequest(Body):
     """`POST /api/embed`."""
 
     model: Name
-    input: Text | Annotated[list[Text], Field(min_length=1, max_length=2048)]
+    input: Text | Annotated[list[Text], Field(max_length=2048)]
     truncate: (
         Annotated[bool, Field(description="Nothing is cut in any case: a text that is too long is refused.")]
         | None
     ) = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
-    options: Options | None = None
+    options: RequestOptions | None = None
     keep_alive: KeepAlive | None = None

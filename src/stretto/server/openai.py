@@ -82,13 +82,13 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
             shape.before = [text for text in texts for _ in range(options["n"])]
         if body.prompt_logprobs is not None or (body.echo and body.logprobs is not None):
             await _score(body, shape, prompts, options)
-        if body.max_tokens == 0:
+        if body.max_tokens == 0 and body.echo:
             return shape
         ready = await _with_ids(body, shape, await _continued(body, generation, prompts), options["n"])
         await _start(body, generation, ready, options)
         return shape
 
-    if body.max_tokens == 0:
+    if body.max_tokens == 0 and body.echo:
         return await _echo(request, body, start, prompts, options["n"])
     return await _answer(request, body, start, len(prompts), "prompt")
 

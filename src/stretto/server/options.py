@@ -33,13 +33,8 @@ def engine_options(body: Sampling, limits: RequestLimits) -> dict[str, Any]:
     if body.n_predict is not None:
         if "max_tokens" in body.model_fields_set and body.max_tokens not in (None, body.n_predict):
             raise ApiError(400, "max_tokens and n_predict differ; give one", param="n_predict")
-        if body.n_predict == 0:
-            raise ApiError(
-                400, "n_predict must be 1 or more here, or -1: to the context's end; /completion takes 0 and "
-                "computes the prompt only", param="n_predict", code="invalid_value",
-            )  # fmt: skip
         options.pop("max_tokens", None)
-        options.update({"max_tokens": body.n_predict} if body.n_predict > 0 else {})
+        options.update({"max_tokens": body.n_predict} if body.n_predict >= 0 else {})
     if body.top_k == -1:
         options["top_k"] = 0
     if (penalty := repeat_penalty(body)) is not None:

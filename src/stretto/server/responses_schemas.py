@@ -197,7 +197,7 @@ class ResponseRequest(InputTokensRequest):
     store: bool | None = Field(None, description="Keep the response (the default): others may go on with it.")
     max_output_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     include: Annotated[list[Include], Field(max_length=16)] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=64, description=LABEL)] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from stretto.server.schema_base import (
     LABEL,
@@ -57,6 +57,9 @@ GrammarField = Annotated[
 ]
 
 
+PROMPT_ONLY = "0: the prompt is computed, and nothing else."
+
+
 class StreamOptions(Body):
     """Options of a stream."""
 
@@ -72,12 +75,12 @@ class Sampling(VllmSampling):
 
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, lt=1 << 31, description=PROMPT_ONLY)] | None = None
     n_predict: Annotated[int, Field(ge=-2, lt=1 << 31)] | None = Field(
         None, description="llama-server's name of max_tokens; below 0: to the end of the context."
     )
     temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
     logit_bias: (
@@ -145,7 +148,7 @@ class CompletionRequest(Sampling):
         | Annotated[Mixed, Field(description="One prompt of texts and ids.")]
         | Annotated[list[Text | Mixed], Field(min_length=1, max_length=2048)]
     )
-    max_tokens: Annotated[int, Field(ge=0, lt=1 << 31, description="0 with echo only.")] | None = 16
+    max_tokens: Annotated[int, Field(ge=0, lt=1 << 31, description=PROMPT_ONLY)] | None = 16
     best_of: Annotated[int, Field(ge=1, le=256)] | None = None
     echo: bool | None = False
     add_special_tokens: bool | None = Field(
@@ -176,7 +179,9 @@ class ImagePart(Body):
     """An image of a message."""
 
     type: Literal["image_url"]
-    image_url: ImageUrl
+    image_url: Annotated[
+        ImageUrl, BeforeValidator(lambda given: {"url": given} if isinstance(given, str) else given)
+    ]
 
 
 Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
@@ -288,7 +293,7 @@ class ChatRequest(Sampling):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=2048)]
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=0, lt=1 << 31, description=PROMPT_ONLY)] | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None

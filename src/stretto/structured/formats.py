@@ -5,9 +5,11 @@ from itertools import combinations
 _FORMATS_WORDS = "date time date-time duration email hostname ipv4 ipv6 uuid uri"
 FORMATS = frozenset(_FORMATS_WORDS.split())
 
-# What the parser lets pass beside the format: 29 February in common years, and leap seconds at any time.
-_LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29"
-_DATE = f"([0-9]{{4}}-((0[13-9]|1[0-2])-[0-9]{{2}}|02-([01][0-9]|2[0-8]))|{_LEAP})"
+# What the parser lets pass beside the format: 29 February in common years, and leap seconds at any time. The
+# year 0 is one of RFC 3339, and of no calendar that programs have: years begin with 1.
+_YEAR = "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+_LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)-02-29"
+_DATE = f"({_YEAR}-((0[13-9]|1[0-2])-[0-9]{{2}}|02-([01][0-9]|2[0-8]))|{_LEAP})"
 _TIME = "[0-9]{2}:[0-9]{2}:[0-5][0-9]"
 STRICTER = {
     "date": f"^{_DATE}$",
@@ -77,7 +79,7 @@ CHECKED = FORMATS | PATTERNS.keys()
 # brackets in addresses, host names that are too long, and most of ipv6.
 _30_DAYS, _31_DAYS = "(?:0[1-9]|[12][0-9]|30)", "(?:0[1-9]|[12][0-9]|3[01])"
 _MONTHS = f"(?:0[13578]|1[02])-{_31_DAYS}|(?:0[469]|11)-{_30_DAYS}|02-(?:0[1-9]|1[0-9]|2[0-8])"
-_ANY_DATE = f"(?:[0-9]{{4}}-(?:{_MONTHS})|{_LEAP})"
+_ANY_DATE = f"(?:{_YEAR}-(?:{_MONTHS})|{_LEAP})"
 _CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _ANY_TIME = rf"{_CLOCK}:(?:[0-5][0-9]|60)(?:\.[0-9]+)?(?:[Zz]|[+-]{_CLOCK})"
 _LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
