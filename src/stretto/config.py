@@ -15,7 +15,6 @@ command line reads it: Python programs say what they want by arguments. `stretto
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -165,6 +164,8 @@ def setting(key: str) -> Setting:
     section, _, name = key.partition(".")
     if section == "alias" and _ALIAS.fullmatch(name):
         return Setting(key, "A name for a model.", str, _check_text(key))
+    import difflib
+
     names = {**dict.fromkeys(SETTINGS), **{one: f"sampling.{one}" for one in NUMBERS}}
     near = difflib.get_close_matches(key, names, 1, 0.7)
     guess = f"did you mean {names[near[0]] or near[0]}? " if near else ""

@@ -1,6 +1,7 @@
 """`stretto config`: shows, sets and unsets what commands go by."""
 
 import json
+import re
 
 import pytest
 
@@ -21,6 +22,15 @@ def test_settings_are_set_shown_and_unset(stretto):
     assert stretto("config", "unset", "sampling.temperature")[0] == 0
     assert config.read().sampling == {"presence_penalty": -1}
     assert stretto("config", "path")[1] == f"{config.path()}\n"
+
+
+def test_where_the_default_model_comes_from(stretto, monkeypatch, store_home):
+    assert "the environment: STRETTO_MODEL" in stretto("config")[1]
+    monkeypatch.delenv("STRETTO_MODEL")
+    assert "not chosen yet" in stretto("config")[1]
+    store_home.mkdir()
+    (store_home / "default-model.json").write_text('{"model": "smollm2"}')
+    assert re.search(r"model +smollm2 +the first start", stretto("config")[1])
 
 
 def test_json(stretto):

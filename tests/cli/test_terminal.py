@@ -65,6 +65,18 @@ def start():
 # -- typing --
 
 
+def test_a_chat_goes_on_where_the_last_one_ended(start):
+    terminal = start(ECHO)
+    terminal.say("first")
+    terminal.type("\x04")
+    assert terminal.end() == 0
+    terminal = start(ECHO, "-c")
+    assert "going on after 1 turn: first" in terminal.text
+    assert "2 second" in terminal.say("second") + terminal.say("/tree")
+    terminal.type("\x04")
+    assert terminal.end() == 0
+
+
 def test_settings_are_completed_and_hold(start):
     terminal = start(ECHO)
     terminal.type("/set temp\t")

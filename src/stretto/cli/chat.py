@@ -50,6 +50,7 @@ def chat(
     """
     from stretto.cli import kept
     from stretto.cli.chatting import files, loop
+    from stretto.cli.chatting.notes import note
     from stretto.cli.chatting.screen import new_screen
     from stretto.cli.chatting.session import Chat
     from stretto.cli.conversation import Conversation
@@ -105,6 +106,9 @@ def chat(
         )
         with session:
             if interactive:
+                if before is not None:
+                    n = before.n_turns
+                    note(f"going on after {n} turn{'' if n == 1 else 's'}: {clean(before.title)[:60]}")
                 _talk(session)
             else:
                 loop.run(session, piped())

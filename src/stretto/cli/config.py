@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
 
 from stretto.cli.completion import model_names, setting_names
+from stretto.cli.first_run import ENVIRONMENT_VARIABLE
 from stretto.cli.help import Command, Group
 
 config = typer.Typer(cls=Group, invoke_without_command=True)
@@ -47,7 +49,9 @@ def show(
     else:
         listing = table("setting", "value", "from")
         for key in dict.fromkeys((*settings.SETTINGS, *sorted(found))):
-            if key in found:
+            if key == "model" and (named := os.environ.get(ENVIRONMENT_VARIABLE)):
+                listing.add_row(key, clean(named), f"the environment: {ENVIRONMENT_VARIABLE}")
+            elif key in found:
                 one = found[key]
                 place = "the file" if one.line is None else f"line {one.line}"
                 place += f": {one.problem}" if one.problem else ""
@@ -129,12 +133,13 @@ def _shown(value: Any) -> str:
 
 def _default(key: str) -> tuple[str, str]:
     """What holds while a setting is not set, and whose choice that is."""
+    from stretto.cli.first_run import chosen
     from stretto.options.generating import BY_NAME
 
     if key.startswith("sampling."):
         return f"{BY_NAME[key.removeprefix('sampling.')].default:g}", "the default, or the model"
     return {
-        "model": ("chosen by memory", "the first start"),
+        "model": (chosen() or "not chosen yet", "the first start"),
         "system": ("", "the model"),
         "max_tokens": ("", "the command"),
         "threads": ("", "the machine"),

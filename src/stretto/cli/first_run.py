@@ -46,6 +46,13 @@ def default_model() -> str:
     return _stored(home / CHOICE) or _choose(home)
 
 
+def chosen() -> str | None:
+    """The model that was chosen on this machine, if that has happened."""
+    from stretto.weights.hub import Store
+
+    return _stored(Store.default().home / CHOICE)
+
+
 def _stored(path: Path) -> str | None:
     from stretto.weights.files import read_records
 

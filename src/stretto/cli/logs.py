@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from itertools import islice
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -37,13 +38,13 @@ def listing(
     if not found:
         note("there are no conversations yet")
         return
-    shown = table("id", "when", "model", "turns", "", right=("turns",))
+    shown = table("id", "when", "model", "turns", "first message", right=("turns",))
+    shown.columns[0].no_wrap = shown.columns[-1].no_wrap = True
+    shown.columns[-1].overflow = "ellipsis"
     for one in found:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.changed))
-        title = clean(one.title)
-        shown.add_row(
-            clean(one.id), when, clean(one.model), str(one.n_turns), title[:60] + "…" * (len(title) > 60)
-        )
+        name = Path(one.model).name if one.model.endswith(".gguf") else one.model
+        shown.add_row(*map(clean, (one.id, when, name, str(one.n_turns), one.title)))
     console().print(shown)
 
 
@@ -78,7 +79,8 @@ def clear(
     """Remove all conversations from this machine."""
     from stretto.cli import kept
 
-    if not yes and sys.stdin is not None and sys.stdin.isatty():
-        typer.confirm("Remove all conversations?", abort=True, err=True)
+    asks = not yes and sys.stdin is not None and sys.stdin.isatty()
+    if asks and not typer.confirm("Remove all conversations?", err=True):
+        return
     n = kept.clear()
     typer.echo(f"removed {n} conversation{'' if n == 1 else 's'}")
