@@ -20,7 +20,7 @@ GIVEN: dict[str, dict[str, tuple[str, ...]]] = {
         "docs/explanation/threads.md": ("5 µs", "30 ms", "60 %", "1 s"),
         "docs/how-to/deploy.md": ("10 seconds",),
         "docs/how-to/export.md": ("1.5 GB",),
-        "docs/reference/grammars.md": ("10 seconds",),
+        "docs/reference/grammars.md": ("5 seconds",),
         "docs/how-to/tasks/read.md": ("736",),
         "docs/how-to/tasks/transcribe.md": ("28 seconds", "64 seconds", "6.5 tokens a second", "192"),
         "docs/reference/commands.md": ("80 %", "1.5 GB"),

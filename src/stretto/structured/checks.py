@@ -64,8 +64,11 @@ def check_lark(text: str) -> None:
         )
 
 
-def check_schema(schema: Any) -> str:
-    """The text of a schema; raises if it is none, too large or too deep, or refers to other documents."""
+def check_schema(schema: Any, documents: Mapping[str, Any] | None = None) -> str:
+    """The text of a schema; raises if it is none, too large or too deep, or refers to what is not given.
+
+    `documents` are schemas that it may refer to, by their URIs.
+    """
     if isinstance(schema, str):
         check_size(schema, "the JSON schema", "schema")
         try:
@@ -86,8 +89,10 @@ def check_schema(schema: Any) -> str:
         if isinstance(value, Mapping):
             _check_keys(path, value)
     text = written(schema)
-    if NEEDED.search(text):
-        schema = normalised(json.loads(text))
+    if documents:
+        documents = _checked(documents)
+    if documents or NEEDED.search(text):
+        schema = normalised(json.loads(text), documents)
         text = written(schema)
     if _PATTERN.search(text):
         schema = with_ecma_patterns(json.loads(text))
@@ -96,6 +101,23 @@ def check_schema(schema: Any) -> str:
         if isinstance(value, Mapping):
             _check_reference(path, value)
     return text
+
+
+def _checked(documents: Any) -> dict[str, Any]:
+    """Documents that a schema may refer to, which are schemas, and not too large together."""
+    if not isinstance(documents, Mapping) or not all(isinstance(uri, str) for uri in documents):
+        raise InvalidGrammar(
+            f"documents must be a dict of schemas by their URIs, not {documents!r:.100}", param="documents"
+        )
+    for uri, document in documents.items():
+        if not isinstance(document, (Mapping, bool)):
+            raise InvalidGrammar(
+                f"the document {uri!r:.100} must be a dict, True or False", param="documents", value=uri
+            )
+        for path, value in walk(document):
+            if isinstance(value, Mapping):
+                _check_keys(path, value)
+    return dict(json.loads(written(dict(documents))))
 
 
 def parser_schema(text: str, *, closed: bool = False, checks: bool = False) -> str:
@@ -223,7 +245,7 @@ def _check_reference(path: str, value: Mapping[Any, Any]) -> None:
     if isinstance(reference, str) and not reference.startswith("#"):
         raise InvalidGrammar(
             f"the JSON schema refers to {reference!r:.100} at {path}/$ref; nothing is fetched, so put it "
-            "into $defs and refer to #/$defs/...",
+            "into $defs and refer to #/$defs/..., or give it as documents={URI: schema}",
             param="schema",
             value=reference,
         )

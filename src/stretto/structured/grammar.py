@@ -56,12 +56,14 @@ class Grammar:
         whitespace: str = "spaced",
         whitespace_pattern: str | None = None,
         closed: bool = False,
+        documents: Mapping[str, Any] | None = None,
     ) -> Grammar:
         """JSON that fits a schema: a dict, its text, or a class with `model_json_schema` (as of pydantic).
 
         `whitespace` is "spaced" (as `json.dumps` writes), "compact" (none), or "flexible" (whatever the
         model likes). `whitespace_pattern` is a regular expression for it instead. `closed` forbids
-        properties that are not named in objects that do not say `additionalProperties`.
+        properties that are not named in objects that do not say `additionalProperties`. `documents` are
+        schemas by their URIs, to which `$ref` may lead; nothing is ever fetched.
 
         >>> Grammar.json({"type": "integer", "minimum": 1, "maximum": 6}).kind
         'json'
@@ -78,7 +80,7 @@ class Grammar:
             options = {"whitespace_pattern": whitespace_pattern}
         if callable(getattr(schema, "model_json_schema", None)):
             schema = schema.model_json_schema()
-        text = parser_schema(check_schema(schema), closed=closed, checks=True)
+        text = parser_schema(check_schema(schema, documents), closed=closed, checks=True)
         return cls("json", text, json.dumps(options))
 
     @classmethod

@@ -88,6 +88,8 @@ class Negation:
         self, key: str, value: Any, schema: dict[str, Any], place: str, known: Known, depth: int
     ) -> list[Schema]:
         """Schemas for the values that one keyword refuses."""
+        if key.startswith("unevaluated") and (value is True or value == {}):
+            return []  # it refuses nothing
         if key in _NO_OPPOSITE or (key == "format" and value in TOO_WIDE):
             raise NotExpressible(place, "the opposite of this keyword is not supported")
         if key == "pattern" or (key == "format" and value in WIDE):

@@ -3,7 +3,8 @@
 References become pointers into the schema, also those by `$id`, by anchors, and dynamic ones; counts such as
 2.0 become integers.
 
-Nothing is fetched. A schema with an `$id` is a resource of its own, and references in it are relative to it;
+Nothing is fetched: references lead into the schema, or to documents that are given beside it, which become
+definitions of it. A schema with an `$id` is a resource of its own, and references in it are relative to it;
 the parser knows one resource only, so all references become `#/…` from the root, and the names go. Schemas
 under keywords that are rewritten (`if`, `not`, …) are copied to `$defs`, where references find them.
 """
@@ -11,9 +12,10 @@ under keywords that are rewritten (`if`, `not`, …) are copied to `$defs`, wher
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any
-from urllib.parse import quote, urljoin, urlsplit
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, cast
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from stretto.structured.places import (
     LISTS,
@@ -25,8 +27,11 @@ from stretto.structured.places import (
     is_old,
     knows_prefix_items,
     refused,
+    replace_within,
     resolve,
+    within,
 )
+from stretto.structured.scopes import Scopes
 
 _MOVED = "if|then|else|not|contains|propertyNames|dependentSchemas"  # keywords whose schemas are rewritten
 _LEGAL = r"\w\-.~!$&'()*+,;=:@/?%#"  # characters of references, in a class
@@ -41,11 +46,15 @@ _COUNTED = ("Length", "Items", "Properties", "Contains")
 _COUNTS = frozenset(f"{end}{what}" for end in ("min", "max") for what in _COUNTED)
 
 
-def normalised(schema: Schema) -> Schema:
-    """A schema in which all references that lead into it are pointers from its root."""
+def normalised(schema: Schema, documents: Mapping[str, Any] | None = None) -> Schema:
+    """A schema in which all references that lead into it, or to `documents`, are pointers from its root.
+
+    >>> normalised({"$ref": "https://a.org/b"}, {"https://a.org/b": {"type": "null"}})
+    {'$ref': '#/$defs/stretto:f0', '$defs': {'stretto:f0': {'type': 'null'}}}
+    """
     try:
-        resources = _Resources(schema)
-        made: Schema = resources.with_copies(resources.rewrite(schema, "", ""))
+        resources = _Resources(schema, documents or {})
+        made: Schema = resources.with_copies(resources.rewritten())
         return made
     except NotExpressible as error:
         raise refused(error.place, error.reason) from None
@@ -54,34 +63,76 @@ def normalised(schema: Schema) -> Schema:
 class _Resources:
     """The places of all names of a schema."""
 
-    def __init__(self, root: Schema) -> None:
+    def __init__(self, root: Schema, documents: Mapping[str, Any]) -> None:
         self._root = root
         dialect = root.get("$schema") if isinstance(root, dict) else None
         self._is_undeclared = not isinstance(dialect, str)
         self._is_old = is_old(root)  # $ref hides what stands beside it
         self._has_prefixes = knows_prefix_items(root)
         self._places: dict[str, str] = {"": ""}  # of resources and anchors, by URI
-        self._dynamic: dict[str, list[str]] = {}  # the URIs of resources, by the name of a dynamic anchor
+        self._resources = {""}  # their places
+        self._bases: dict[str, str] = {}  # of documents that are given, by place
+        self._referred: set[str] = set()  # the URIs of all references, without fragments
+        self._dynamic: dict[str, dict[str, str]] = {}  # dynamic anchors by resource and name: their places
+        self._is_ambiguous = False
         self._copies: dict[str, str] = {}  # the names in $defs of schemas that are copied there, by pointer
         self._twice: set[str] = set()  # names of two schemas, which is wrong where a reference has one
-        self._note(root, "", "")
+        self._note(root, "", "", "")
+        self._add_documents(documents)
+        n_anchors = Counter(name for names in self._dynamic.values() for name in names)
+        self._is_ambiguous = any(n > 1 for n in n_anchors.values()) and _has_key(self._root, "$dynamicRef")
 
-    def _note(self, schema: Any, base: str, place: str) -> None:
+    def _add_documents(self, documents: Mapping[str, Any]) -> None:
+        """Make definitions of the documents that are referred to, also by each other."""
+        given = {uri.removesuffix("#"): (uri, document) for uri, document in documents.items()}
+        for uri, document in documents.items():
+            if isinstance(document, dict) and isinstance(own := document.get("$id"), str):
+                given.setdefault(_joined(uri, own).removesuffix("#"), (uri, document))
+        own = self._root.get("$defs", {}) if isinstance(self._root, dict) else None
+        while isinstance(own, dict) and (wanted := (self._referred & given.keys()) - self._places.keys()):
+            uri, document = given[min(wanted)]
+            if (is_old(document), knows_prefix_items(document)) != (self._is_old, self._has_prefixes):
+                raise NotExpressible("#", f"the document {uri!r:.100} is of another draft than the schema")
+            name = f"stretto:f{len(self._bases)}"
+            own = {**own, name: document}
+            place = f"/$defs/{name}"
+            self._bases[place] = uri.removesuffix("#")
+            self._resources.add(place)
+            self._add(self._bases[place], place)
+            self._note(document, self._bases[place], place, place)
+        if self._bases:
+            self._root = {**cast(dict[str, Any], self._root), "$defs": own}
+
+    def rewritten(self) -> Any:
+        """The schema with pointers for references."""
+        made = self.rewrite(self._root, "", "")
+        if not self._is_ambiguous:
+            return made
+        if self._copies:
+            raise NotExpressible("#", "dynamic references beside those into conditions cannot be followed")
+        return Scopes(made, self._resources, self._dynamic).rewrite()
+
+    def _note(self, schema: Any, base: str, place: str, resource: str) -> None:
         """Note the names of a schema and of those within it."""
         if not isinstance(schema, dict):
             return
         base = self._base(schema, base)
         if self._own_base(schema) is not None:
             self._add(base, place)
+            resource = place
+            self._resources.add(place)
+        for key in ("$ref", "$dynamicRef"):
+            if isinstance(reference := schema.get(key), str):
+                self._referred.add(_joined(base, reference).partition("#")[0])
         for key in ("$anchor", "$dynamicAnchor"):
             if isinstance(name := schema.get(key), str):
                 self._add(f"{base}#{name}", place)
                 if key == "$dynamicAnchor":
-                    self._dynamic.setdefault(name, []).append(base)
+                    self._dynamic.setdefault(resource, {})[name] = place
         if self._is_old and str(schema.get("$id", "")).startswith("#"):
             self._add(base + schema["$id"], place)
-        for _, _, inner, at in _within(schema, place):
-            self._note(inner, base, at)
+        for _, _, inner, at in within(schema, place):
+            self._note(inner, base, at, resource)
 
     def _add(self, uri: str, place: str) -> None:
         if self._places.setdefault(uri, place) != place and uri:
@@ -107,7 +158,7 @@ class _Resources:
         """The schema at a place, with pointers for references."""
         if not isinstance(schema, dict):
             return schema
-        base = self._base(schema, base)
+        base = self._base(schema, self._bases.get(place, base))
         out = {key: value for key, value in schema.items() if key not in _NAMES}
         if not self._has_prefixes:
             out.pop("prefixItems", None)  # unknown there: `items` is for all of them
@@ -125,18 +176,13 @@ class _Resources:
         if isinstance(schema.get("$dynamicRef"), str):
             target = self._dynamic_pointer(schema["$dynamicRef"], base, place)
             del out["$dynamicRef"]
-            if "$ref" in out:
+            if self._is_ambiguous and self._is_dynamic(schema["$dynamicRef"], target):
+                out["$dynamicRef"] = target
+            elif "$ref" in out:
                 out["allOf"] = [*out.get("allOf", []), {"$ref": target}]
             else:
                 out["$ref"] = target
-        for key, name, inner, at in list(_within(out, place)):
-            made = self.rewrite(inner, base, at)
-            if name is None:
-                out[key] = made
-            elif isinstance(out[key], list):
-                out[key] = [*out[key][:name], made, *out[key][name + 1 :]]
-            else:
-                out[key] = {**out[key], name: made}
+        replace_within(out, place, lambda inner, at: self.rewrite(inner, base, at))
         return out
 
     def _pointer(self, reference: str, base: str, at: str) -> str:
@@ -171,29 +217,16 @@ class _Resources:
         return {**made, "$defs": {**own, **copies}}
 
     def _dynamic_pointer(self, reference: str, base: str, place: str) -> str:
-        """The pointer of a dynamic reference that can lead to one place only."""
-        uri, _, name = _joined(base, reference).partition("#")
-        others = [one for one in self._dynamic.get(name, ()) if one != uri]
-        if uri in self._dynamic.get(name, ()) and others:
-            raise NotExpressible(
-                f"#{place}/$dynamicRef", f"several schemas have the $dynamicAnchor {name!r:.100}"
-            )
+        """The pointer of a dynamic reference, as far as it is known without the way that leads to it."""
         pointer = self._pointer(reference, base, place)
         if pointer != "#" and not pointer.startswith("#/"):
             raise NotExpressible(f"#{place}/$dynamicRef", f"{reference!r:.100} leads to no schema here")
         return pointer
 
-
-def _within(schema: dict[str, Any], place: str) -> Iterator[tuple[str, Any, Any, str]]:
-    """The schemas right within one: the keyword, the name or index under it, the schema, and its place."""
-    for key, value in schema.items():
-        here = f"{place}/{escaped(key)}"
-        if key in SINGLE and isinstance(value, dict):
-            yield key, None, value, here
-        elif (key in LISTS or key == "items") and isinstance(value, list):
-            yield from ((key, i, part, f"{here}/{i}") for i, part in enumerate(value))
-        elif key in MAPS and isinstance(value, dict):
-            yield from ((key, name, part, f"{here}/{escaped(name)}") for name, part in value.items())
+    def _is_dynamic(self, reference: str, pointer: str) -> bool:
+        """Whether a reference has the name of a dynamic anchor; others lead to one place."""
+        name, place = reference.rpartition("#")[2], unquote(pointer)[1:]
+        return any(found.get(name) == place for found in self._dynamic.values())
 
 
 def _is_unknown(key: str, value: Any) -> bool:
@@ -201,10 +234,15 @@ def _is_unknown(key: str, value: Any) -> bool:
     return key not in {*SINGLE, *LISTS, *MAPS, "items"} and _refers(value)
 
 
-def _refers(value: Any) -> bool:
+def _has_key(value: Any, key: str) -> bool:
+    """Whether an object anywhere in a value has a key."""
     if isinstance(value, dict):
-        return "$ref" in value or any(map(_refers, value.values()))
-    return isinstance(value, list) and any(map(_refers, value))
+        return key in value or any(_has_key(inner, key) for inner in value.values())
+    return isinstance(value, list) and any(_has_key(inner, key) for inner in value)
+
+
+def _refers(value: Any) -> bool:
+    return _has_key(value, "$ref")
 
 
 def _legal(reference: str) -> str:

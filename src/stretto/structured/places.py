@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote
 
@@ -102,6 +102,30 @@ def walk_references(schema: Any) -> Iterator[str]:
             stack += value.values()
         elif isinstance(value, list):
             stack += value
+
+
+def within(schema: dict[str, Any], place: str) -> Iterator[tuple[str, Any, Any, str]]:
+    """The schemas right within one: the keyword, the name or index under it, the schema, and its place."""
+    for key, value in schema.items():
+        here = f"{place}/{escaped(key)}"
+        if key in SINGLE and isinstance(value, dict):
+            yield key, None, value, here
+        elif (key in LISTS or key == "items") and isinstance(value, list):
+            yield from ((key, i, part, f"{here}/{i}") for i, part in enumerate(value))
+        elif key in MAPS and isinstance(value, dict):
+            yield from ((key, name, part, f"{here}/{escaped(name)}") for name, part in value.items())
+
+
+def replace_within(schema: dict[str, Any], place: str, make: Callable[[Any, str], Any]) -> None:
+    """Replace the schemas right within one by what `make` makes of each and its place."""
+    for key, name, inner, at in list(within(schema, place)):
+        made = make(inner, at)
+        if name is None:
+            schema[key] = made
+        elif isinstance(schema[key], list):
+            schema[key] = [*schema[key][:name], made, *schema[key][name + 1 :]]
+        else:
+            schema[key] = {**schema[key], name: made}
 
 
 def modern_items(schema: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from stretto.structured.negation import Negation, both, either
-from stretto.structured.places import NotExpressible, Schema, dereferenced
+from stretto.structured.places import NotExpressible, Schema, dereferenced, knows_prefix_items
 
 MAX_WAYS = 64
 MAX_DEPTH = 8
@@ -28,6 +28,7 @@ class Way:
     n_items: int = 0
     has_all_properties: bool = False
     has_all_items: bool = False
+    contained: tuple[Schema, ...] = ()  # items that fit one of these are looked at by `contains`
 
     def with_(self, other: Way) -> Way:
         """Both ways at once."""
@@ -38,6 +39,7 @@ class Way:
             max(self.n_items, other.n_items),
             self.has_all_properties or other.has_all_properties,
             self.has_all_items or other.has_all_items,
+            self.contained + other.contained,
         )
 
 
@@ -65,7 +67,7 @@ class Unevaluated:
         """All ways in which a schema and those it consists of apply to a value."""
         if isinstance(schema, bool):
             return [Way()]
-        if depth == 0 or "contains" in schema or "$dynamicRef" in schema:
+        if depth == 0 or ("contains" in schema and not knows_prefix_items(self.root)):
             raise NotExpressible(self.place, "this keyword is not supported beside what stands here")
         groups = [[_own(schema)]]
         groups += [self.ways(part, depth - 1) for part in schema.get("allOf", [])]
@@ -122,6 +124,7 @@ def _own(schema: dict[str, Any]) -> Way:
         len(schema.get("prefixItems", listed)),
         bool(schema.keys() & {"additionalProperties", "unevaluatedProperties"}),
         bool(schema.keys() & rest),
+        (schema["contains"],) if "contains" in schema else (),
     )
 
 
@@ -140,7 +143,7 @@ def _closed(way: Way, rest: Schema) -> Schema:
 def _finished(way: Way, rest: Schema) -> Schema:
     if way.has_all_items:
         return both(list(way.conditions))
-    member: dict[str, Any] = {"items": rest}
+    member: dict[str, Any] = {"items": either([rest, *way.contained])}
     if way.n_items:
         member["prefixItems"] = [True] * way.n_items
     return both([*way.conditions, member])
