@@ -127,7 +127,7 @@ wheel: $(BIN)/python
 	$(BIN)/python scripts/check_wheel.py --make --out dist
 
 wheels: $(BIN)/python
-	$(BIN)/python scripts/make_wheels.py --out dist
+	$(BIN)/python scripts/check_wheel.py --release --out dist
 
 check-wheel: $(BIN)/python
 	$(BIN)/python scripts/check_wheel.py --make

@@ -94,6 +94,8 @@ class Download:
             return None
         for reader in self._readers:
             reader.join()
+        self._process.stdout.close()
+        self._process.stderr.close()
         return code
 
     def stop(self):
