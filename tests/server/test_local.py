@@ -22,6 +22,7 @@ from strange_models import llama
 from stretto import local
 from stretto.cli import main, remote, stop
 from stretto.errors import InvalidRequest, StrettoError
+from stretto.server.settings import RequestLimits
 
 MACHINE = {
     "backend": "auto",
@@ -369,6 +370,17 @@ def test_requests_that_are_none_are_refused_or_end_the_connection():
         connection._socket.sendall(b"nonsense\n")
         with pytest.raises(local.Gone):
             connection.receive()
+
+
+def test_a_line_that_is_too_long_ends_the_connection():
+    limits = RequestLimits(body=1 << 12)
+    with serving(models=(f"mock={MODEL}",), limits=limits, local=True) as running:
+        for _ in range(2):
+            with local.Connection(local.sockets()[0]) as connection:
+                connection._socket.sendall(b"x" * (1 << 14))
+                with pytest.raises(local.Gone):
+                    connection.receive()
+        wait_until(lambda: not door(running)._tasks)
 
 
 # -- ps and stop --

@@ -131,8 +131,11 @@ def open_llm(
         with _shown(f"loading {clean(model)}"):
             return llm.load(model, vision=vision, **options)
 
-    if server and (found := remote.find(model, vision=vision, open_here=load_here, **options)) is not None:
-        return found
+    if server:
+        with _shown(f"loading {clean(model)}"):  # which a server may have to do as well
+            found = remote.find(model, vision=vision, open_here=load_here, **options)
+        if found is not None:
+            return found
     pull_missing(model, verb)
     return load_here()
 
@@ -222,19 +225,18 @@ class Reasoning:
     """Reasoning on stderr, set off from the answer."""
 
     def __init__(self) -> None:
-        self._console = console(stderr=True)
         self._has_text = False
 
     def show(self, text: str) -> None:
         """Print a piece of it."""
         if text:
-            self._console.print(printable(text), style="dim", end="", soft_wrap=True)
+            console(stderr=True).print(printable(text), style="dim", end="", soft_wrap=True)
             self._has_text = True
 
     def end(self) -> None:
         """Leave an empty line behind it."""
         if self._has_text:
-            self._console.print("\n")
+            console(stderr=True).print("\n")
             self._has_text = False
 
 
@@ -306,8 +308,9 @@ def check_text(text: str) -> str:
 
 
 def note(text: str) -> None:
-    """Print a line on stderr, set off from the model's text."""
-    console(stderr=True).print(text, style="dim", soft_wrap=True)
+    """Print a line on stderr, set off from the model's text; without rich, which takes time to import."""
+    is_dim = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    print(f"\x1b[2m{printable(text)}\x1b[0m" if is_dim else printable(text), file=sys.stderr)
 
 
 def wants_stats(asked: bool | None) -> bool:

@@ -45,7 +45,8 @@ class LocalSocket:
 
     def __init__(self, state: State, address: str) -> None:
         self._state, self._address = state, address
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # one a connection
+        self.idle: set[asyncio.Task[None]] = set()  # those that wait for a request
         self._server: asyncio.Server | None = None
         self._numbers = count()
         self.n_answered = 0
@@ -82,9 +83,8 @@ class LocalSocket:
             self._listening.close()
             return
         self._server.close()
-        for connection in tuple(self._tasks):
-            if not getattr(connection, "busy", False):
-                connection.cancel()
+        for connection in tuple(self.idle):
+            connection.cancel()
         if self._tasks:
             await asyncio.wait(tuple(self._tasks))
 
@@ -97,8 +97,8 @@ class LocalSocket:
             if len(self._tasks) >= MAX_CONNECTIONS:
                 return
             self._tasks.add(task)
-            await _Talk(self, self._state, reader, writer).run()
-        except (OSError, asyncio.CancelledError):
+            await _Talk(self, self._state, reader, writer, task).run()
+        except (OSError, ValueError, asyncio.CancelledError):  # ValueError: a line that is too long
             pass
         finally:
             self._tasks.discard(task)
@@ -133,43 +133,57 @@ class _Talk:
     """One connection."""
 
     def __init__(
-        self, door: LocalSocket, state: State, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        door: LocalSocket,
+        state: State,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        task: asyncio.Task[None],
     ) -> None:
-        self._door, self._state, self._writer = door, state, writer
-        self._reader = reader
+        self._door, self._state, self._task = door, state, task
+        self._reader, self._writer = reader, writer
         self._line: asyncio.Future[bytes] | None = None  # the next one, which may be awaited twice
 
     async def run(self) -> None:
         """Answer requests until the client has gone, or the server ends."""
-        while line := await self._next():
-            self._line = None
-            try:
-                request = json.loads(line)
-                if not isinstance(request, dict):
-                    raise ValueError("no object")
-            except (ValueError, RecursionError):
-                return  # no client of ours
-            if request.get("verb") == "cancel":  # which came too late
-                continue
-            self._mark(True)
-            try:
-                await self._answer(request)
-            except (StrettoError, ApiError) as error:
-                await self._send({"error": _error(error)})
-            except (TypeError, ValueError, KeyError) as error:
-                await self._send({"error": local.error_fields(InvalidRequest(f"no such request: {error!r}"))})
-            finally:
-                self._mark(False)
-            if self._state.traffic.stopping:
-                return
+        try:
+            while (line := await self._request()) and await self._answered(line):
+                pass
+        finally:
+            if self._line is not None:
+                self._line.cancel()
 
-    def _mark(self, busy: bool) -> None:
-        """Tell a connection that waits from one that has to be waited for."""
-        asyncio.current_task().busy = busy  # type: ignore[union-attr]  # our own attribute
+    async def _request(self) -> bytes:
+        """The next line; the server's end need not wait for it."""
+        self._door.idle.add(self._task)
+        try:
+            return await self._next()
+        finally:
+            self._line = None
+            self._door.idle.discard(self._task)
+
+    async def _answered(self, line: bytes) -> bool:
+        """Answer a line; False if it is the last one."""
+        try:
+            request = json.loads(line)
+        except (ValueError, RecursionError):
+            request = None
+        if not isinstance(request, dict):
+            return False  # no client of ours
+        if request.get("verb") == "cancel":  # which came too late
+            return True
+        try:
+            await self._answer(request)
+        except (StrettoError, ApiError) as error:
+            await self._send({"error": _error(error)})
+        except (TypeError, ValueError, KeyError) as error:
+            await self._send({"error": local.error_fields(InvalidRequest(f"no such request: {error!r}"))})
+        return not self._state.traffic.stopping
 
     def _next(self) -> asyncio.Future[bytes]:
         if self._line is None:
             self._line = asyncio.ensure_future(self._reader.readline())
+            self._line.add_done_callback(_seen)
         return self._line
 
     async def _send(self, answer: Mapping[str, Any]) -> None:
@@ -196,6 +210,7 @@ class _Talk:
         gone = self._next()
         await asyncio.wait((wanted, gone), return_when=asyncio.FIRST_COMPLETED)
         if not wanted.done():
+            wanted.add_done_callback(_returned)
             wanted.cancel()
             raise ConnectionResetError
         return wanted.result()
@@ -224,6 +239,18 @@ class _Talk:
             self._state.generations.discard(generation)
         if ended.done() and b'"cancel"' in ended.result():
             self._line = None
+
+
+def _seen(line: asyncio.Future[bytes]) -> None:
+    """Take note of an error of reading, so that nothing complains that nobody did."""
+    if not line.cancelled():
+        line.exception()
+
+
+def _returned(wanted: asyncio.Future[Lease]) -> None:
+    """Release a lease that came in the moment of its cancellation."""
+    if not wanted.cancelled() and wanted.exception() is None:
+        wanted.result().release()
 
 
 class _Generation:
