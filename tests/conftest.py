@@ -95,6 +95,7 @@ def pytest_itemcollected(item):
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--first-cases"):
         first = {(item.path, getattr(item, "originalname", item.name)): item for item in reversed(items)}
+        config.hook.pytest_deselected(items=list(set(items).difference(first.values())))
         items[:] = reversed(first.values())
     if other_backend.NAME:
         other_backend.skip_native_only(items)
