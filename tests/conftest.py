@@ -13,8 +13,11 @@ os.environ["STRETTO_MODEL"] = "smollm2"
 if not os.environ.get("STRETTO_TEST_DEVICE"):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+import atexit
+import shutil
 import signal
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -30,6 +33,12 @@ import other_backend
 
 os.fsync = lambda descriptor: None  # no test outlives a power cut; a thousand models are written
 os.environ.pop("COLUMNS", None)  # pytest's workers set it; what a pipe gets does not depend on it
+
+# Fixtures of modules begin before those of a test: their servers are found and stopped by no one else, and
+# read no settings of the user's.
+os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="stretto-")
+atexit.register(shutil.rmtree, os.environ["XDG_RUNTIME_DIR"], ignore_errors=True)
+os.environ["STRETTO_CONFIG"] = os.environ["XDG_RUNTIME_DIR"] + "/config.toml"
 
 IN_CI = os.environ.get("CI") == "true"
 # Where models stay between runs; found before any test changes the environment.
