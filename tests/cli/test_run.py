@@ -368,7 +368,7 @@ def test_the_real_model_answers_a_question(smollm2_path, ask_real):
 def test_make_chat_passes_the_prompt_as_it_is(tmp_path, prompt):
     fake = tmp_path / "bin" / "stretto"
     fake.parent.mkdir()
-    fake.write_text('#!/bin/sh\nprintf "<%s>" "$@"\nexec cat\n')
+    fake.write_text('#!/bin/sh\nprintf "<%s>" "$@" "$STRETTO_MODEL"\nexec cat\n')
     fake.chmod(0o755)
     installed = tmp_path / ".installed"
     installed.touch()
@@ -390,8 +390,8 @@ def test_make_chat_passes_the_prompt_as_it_is(tmp_path, prompt):
         text=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    asked = "<run><--model><a b$c>" + prompt + "\n"
-    assert done.stdout == (asked if prompt else "<chat><--model><a b$c>")
+    asked = "<run><a b$c>" + prompt + "\n"
+    assert done.stdout == (asked if prompt else "<chat><a b$c>")
 
 
 LOOP = "la femme de "
