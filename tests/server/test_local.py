@@ -46,6 +46,12 @@ def runtime(monkeypatch):
     shutil.rmtree(folder)
 
 
+@pytest.fixture(autouse=True)
+def exact(monkeypatch):
+    """The mock backend counts as one that promises its bits."""
+    monkeypatch.setattr("stretto.server.local.EXACT", ("native", "mock"))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def model():
     """A model that can be loaded, for all tests here."""
@@ -162,6 +168,12 @@ def test_a_model_that_run_would_not_load_so_is_not_offered(other, monkeypatch):
     parse = ModelEntry.parse
     monkeypatch.setattr(ModelEntry, "parse", lambda text: replace(parse(text), **other))
     with serving(models=(f"mock={MODEL}",), local=True):
+        assert find() is None
+
+
+def test_a_backend_that_does_not_promise_its_bits_is_not_asked(monkeypatch):
+    monkeypatch.setattr("stretto.server.local.EXACT", ("native",))
+    with serving(models=(f"m={MODEL}",), local=True):
         assert find() is None
 
 

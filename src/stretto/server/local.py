@@ -37,6 +37,7 @@ log = logging.getLogger("stretto.server")
 
 MAX_CONNECTIONS = 64
 PATH = "/local"  # of its requests, among those of HTTP
+EXACT = ("native", "reference", "torch")  # backends whose texts do not depend on what else is in a batch
 SALT = "local"  # of the prefix cache, where callers are apart
 
 
@@ -280,6 +281,10 @@ class _Generation:
 
 
 def _facts(llm: LLM, request: Mapping[str, Any]) -> dict[str, Any]:
+    if llm.backend.name not in EXACT:
+        raise ApiError(
+            409, f"beside other requests {llm.backend.name} may compute other texts than by itself"
+        )
     placement = getattr(llm.backend, "placement", None)
     return {
         "has_template": llm.has_template,
