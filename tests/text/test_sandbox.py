@@ -14,6 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from stretto.errors import InvalidRequest, ModelError
 from stretto.text.budget import Budget
+from stretto.text.intake import Intake
 from stretto.text.sandbox import MAX_SOURCE_CHARACTERS, Program
 
 DATA = {
@@ -89,7 +90,8 @@ ATTRIBUTES = [
     "{% macro m() %}{% endmacro %}{{ m._func }}",
     "{% macro m() %}{% endmacro %}{{ m }}",
     "{% macro m() %}{{ varargs }}{{ kwargs }}{% endmacro %}{{ m(1, a=2) }}",
-    "{% macro m() %}{{ caller() }}{% endmacro %}{% call m() %}{% endcall %}",
+    "{% call range(3) %}{% endcall %}",
+    "{% macro m() %}{{ caller() }}{% endmacro %}{% call dict() %}{{ m() }}{% endcall %}",
     "{{ namespace().__class__ }}",
     "{{ namespace(__class__=1) }}",
     "{{ namespace(_x=1) }}",
@@ -335,6 +337,11 @@ SAME = [
     ),
     "{{ none[0] }}{{ none.a }}{{ none['a'] }}{{ 1[0] }}{{ messages['x'] }}{{ messages.x }}{{ 'a'[5] }}",
     "  {% if true %}\n  a\n  {%- endif %}\n\n{{ 'x' }}\n",
+    "{% macro m(x) %}[{{ caller(x) }}]{% endmacro %}{% call(y) m(3) %}{{ y }}{{ numbers[0] }}{% endcall %}",
+    "{% macro m() %}{{ caller is defined }}{% endmacro %}{{ m() }}{% call m() %}x{% endcall %}",
+    "{{ 'one two three four'|truncate(9) }}|{{ 'one two'|truncate(3) }}",
+    "{{ 'abcdefgh ij'|truncate(5, true, '', 0) }}",
+    "{{ 'one two, three'|wordcount }}{{ 'a' is escaped }}{{ 1 is escaped }}",
 ]
 
 
@@ -344,6 +351,37 @@ def test_ordinary_templates_render_as_in_jinja(source: str) -> None:
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     assert run(source) == environment.from_string(source).render(**DATA)
+
+
+def test_lists_of_the_template_can_be_changed() -> None:
+    grown = "{% set x = [] %}{% for i in range(5) %}{% set _ = x.append(i) %}{% endfor %}{{ x }}"
+    assert run(grown) == "[0, 1, 2, 3, 4]"
+    assert run("{% set x = [1, 2, 3] %}{{ x.pop() }}{{ x.pop(0) }}{{ x }}{{ x|length }}") == "31[2]1"
+    assert run(
+        "{% set ns = namespace(x=[]) %}{{ ns.x.append('a') }}{{ ns.x.append(ns.x[0]) }}{{ ns.x }}"
+    ) == ("NoneNone['a', 'a']")
+    data = Intake().plain(DATA["messages"])
+    source = "{% set first = messages.pop(0) %}{{ first.role }}{{ messages|length }}"
+    assert [run(source, messages=data) for _ in range(2)] == ["user1", "user1"]
+    assert data == DATA["messages"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set x = [] %}{{ x.append(x) }}{{ x }}",
+        "{% set x = [] %}{% set y = [x] %}{{ x.append(y) }}",
+        "{% set x = [] %}{% set y = [] %}{{ x.append(y) }}{{ y.append(x) }}",
+        "{% set x = [] %}{% set y = [x] * 99 %}{% for i in range(9) %}{{ x.append('a') }}{% endfor %}{{ y }}",
+        "{% set x = ['a' * 99999] %}{% for i in range(99999) %}{{ x.append(x[0]) }}{% endfor %}",
+        "{% set x = [1] %}{% for i in x %}{{ x.append(i) }}{% endfor %}",
+        "{% macro m() %}{% endmacro %}{% set x = [] %}{{ x.append(m) }}",
+        "{{ messages[0].content.append(1) }}",
+    ],
+)
+def test_lists_are_changed_within_the_budget(source: str) -> None:
+    with pytest.raises(ModelError, match="cannot be used"):
+        run(source)
 
 
 def test_json_as_in_the_reference() -> None:

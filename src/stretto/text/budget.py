@@ -30,10 +30,15 @@ class Size(NamedTuple):
 
 
 class List(list[Any]):
-    """A list that knows the size of the tree below it; never changed once made."""
+    """A list that knows the size of the tree below it.
 
-    __slots__ = ("size",)
+    Only `Budget.append` and `Budget.pop` change it, and only while no other container holds it: the sizes of
+    those that do would be wrong.
+    """
+
+    __slots__ = ("is_held", "size")
     size: Size
+    is_held: bool
 
 
 class Dict(dict[Any, Any]):
@@ -72,6 +77,8 @@ def size_of(value: object, depth: int = 0) -> Size:
 def _sum(values: Iterable[object], depth: int) -> Size:
     characters, items, deepest = 0, 1, 0
     for value in values:
+        if isinstance(value, List):
+            value.is_held = True
         size = size_of(value, depth + 1)
         characters += size[0]
         items += size[1]
@@ -127,11 +134,39 @@ class Budget:
             raise SecurityError("more memory than a chat template needs")
         return value
 
+    def append(self, values: list[Any], value: Any) -> None:
+        """Append to a list; within the limits, and never a list to itself."""
+        size = _sum((value,), 0)  # the value is held from now on
+        own = _changeable(values)
+        whole = Size(
+            own.size[0] + size.characters, own.size[1] + size.items - 1, max(own.size[2], size.depth)
+        )
+        self.expect(max(whole.characters, whole.items))
+        if whole.depth > MAX_DEPTH:
+            raise SecurityError(f"data nested deeper than {MAX_DEPTH} levels")
+        self.room -= 8
+        own.append(value)
+        own.size = whole
+
+    def pop(self, values: list[Any], index: int = -1) -> Any:
+        """Take an item out of a list."""
+        own = _changeable(values)
+        value = own.pop(index)
+        size = size_of(value)
+        own.size = Size(own.size[0] - size.characters, own.size[1] - size.items, own.size[2])
+        return value
+
     def each(self, values: Iterable[Any]) -> Iterator[Any]:
         """Iterate, counting every item."""
         for value in values:
             self.tick()
             yield value
+
+
+def _changeable(values: list[Any]) -> List:
+    if not isinstance(values, List) or values.is_held:
+        raise SecurityError("a change of a list that is part of other data; make a list in the template")
+    return values
 
 
 def packed(value: Any, size: Size) -> Any:
@@ -141,6 +176,8 @@ def packed(value: Any, size: Size) -> Any:
     kind = Dict if isinstance(value, dict) else Tuple if isinstance(value, tuple) else List
     new = kind(value)
     new.size = size
+    if isinstance(new, List):
+        new.is_held = False
     return new
 
 

@@ -6,6 +6,7 @@ Some are Jinja's own, fed with counted items: they reach attributes and other fi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from functools import partial, reduce
 from typing import Any
@@ -35,6 +36,7 @@ from stretto.text.guards import (
 )
 
 MAX_FLOAT_CHARACTERS = 800
+_WORD = re.compile(r"\w+")
 _INDENT = 32  # columns; wider ones would multiply the size of a text
 
 
@@ -162,6 +164,19 @@ def _round(value: Any, precision: int = 0, method: str = "common") -> Any:
     return JINJA_FILTERS["round"](value, precision, method)
 
 
+def _truncate(
+    value: Any, length: int = 255, killwords: bool = False, end: str = "...", leeway: int | None = None
+) -> str:
+    """A text cut to a length, as Jinja does: a few characters more are let through, and words stay whole."""
+    text, end = text_of(value), text_of(end)
+    if length < len(end) or (leeway or 0) < 0:
+        raise ValueError(f"truncate to {length} characters, of which {len(end)} are the end")
+    if len(text) <= length + (5 if leeway is None else leeway):
+        return text
+    text = text[: length - len(end)]
+    return (text if killwords else text.rsplit(" ", 1)[0]) + end
+
+
 FILTERS: dict[str, Callable[..., Any]] = {
     **{
         name: _kept(run)
@@ -191,6 +206,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
             "sum": _sum,
             "title": lambda value: JINJA_FILTERS["title"](text_of(value)),
             "tojson": to_json,
+            "truncate": _truncate,
+            "wordcount": lambda value: sum(1 for _ in _WORD.finditer(text_of(value))),
             "trim": lambda value, chars=None: strip(text_of(value), chars),
             "upper": lambda value: text_of(value).upper(),
             "dictsort": JINJA_FILTERS["dictsort"],
@@ -240,6 +257,7 @@ TESTS: dict[str, Callable[..., Any]] = {
         for name, aliases in _NAMES.items()
         for alias in (name, *aliases.split())
     },
+    "escaped": lambda value: False,  # nothing is escaped here
     "callable": lambda value: isinstance(value, (Function, Macro)),
     "filter": lambda name: name in FILTERS and not name.startswith("~"),
     "in": lambda left, right: compare(left, "in", right),

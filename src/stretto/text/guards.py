@@ -315,7 +315,12 @@ METHODS: dict[type, dict[str, Callable[..., Any]]] = {
         "values": lambda mapping: list(mapping.values()),
         "items": lambda mapping: list(mapping.items()),
     },
-    list: {"index": list.index, "count": list.count},
+    list: {
+        "index": list.index,
+        "count": list.count,
+        "append": lambda values, value: current.get().append(values, value),
+        "pop": lambda values, index=-1: current.get().pop(values, index),
+    },
     tuple: {"index": tuple.index, "count": tuple.count},
 }
 

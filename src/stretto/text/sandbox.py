@@ -23,7 +23,7 @@ from jinja2.visitor import NodeTransformer
 
 from stretto.errors import InvalidRequest, ModelError, StrettoError
 from stretto.text import filters, guards
-from stretto.text.budget import MAX_DEPTH, Budget, current
+from stretto.text.budget import MAX_DEPTH, Budget, List, current, packed
 
 MAX_SOURCE_CHARACTERS = 256 * 1024  # the largest templates in use have 20,000
 MAX_NODES = 20_000  # and 1,300 of these
@@ -107,6 +107,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         kwargs.pop("_block_vars", None)
         budget = current.get()
         budget.tick()
+        if isinstance(kwargs.get("caller"), Macro) and not isinstance(obj, Macro):
+            raise SecurityError("a call block around something that is no macro")
         if isinstance(obj, guards.Function):
             return budget.keep(obj.run(*args, **kwargs))
         if not isinstance(obj, Macro):
@@ -138,7 +140,8 @@ def _print(value: Any) -> str:
 
 _ALLOWED = (
     *(nodes.Template, nodes.Output, nodes.TemplateData, nodes.For, nodes.If, nodes.Continue, nodes.Break),
-    *(nodes.Macro, nodes.FilterBlock, nodes.With, nodes.Assign, nodes.AssignBlock, nodes.Scope),
+    *(nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.With, nodes.Scope),
+    *(nodes.Assign, nodes.AssignBlock),
     *(nodes.Name, nodes.NSRef, nodes.Const, nodes.Tuple, nodes.List, nodes.Dict, nodes.Pair, nodes.Keyword),
     *(nodes.CondExpr, nodes.Filter, nodes.Test, nodes.Call, nodes.Getitem, nodes.Getattr, nodes.Slice),
     *(nodes.Concat, nodes.Compare, nodes.Operand, nodes.BinExpr, nodes.UnaryExpr),
@@ -157,7 +160,7 @@ def _check(tree: nodes.Template) -> None:
             name = node.name if isinstance(node, nodes.Name) and node.ctx == "load" else ""
             if not isinstance(node, _ALLOWED) or (isinstance(node, nodes.For) and node.recursive):
                 raise SecurityError(f"line {node.lineno}: the {type(node).__name__!r} statement")
-            if name in ("self", "caller", "varargs", "kwargs"):
+            if name in ("self", "varargs", "kwargs"):
                 raise SecurityError(f"line {node.lineno}: the name {name!r}")
             if isinstance(node, nodes.Const) and isinstance(node.value, int) and abs(node.value) > 2**64:
                 raise SecurityError(f"line {node.lineno}: a number of more than 64 bits")
@@ -262,7 +265,7 @@ class Program:
         pieces: list[str] = []
         length = 0
         try:
-            for piece in self._template.root_render_func(self._template.new_context(dict(variables))):
+            for piece in self._template.root_render_func(self._template.new_context(_copied(variables))):
                 length += len(piece)
                 budget.expect(length)
                 pieces.append(piece)
@@ -271,6 +274,14 @@ class Program:
         finally:
             current.reset(token)
         return "".join(pieces)
+
+
+def _copied(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The caller's data; lists that the template may change are copies."""
+    return {
+        name: packed(list(value), value.size) if isinstance(value, List) else value
+        for name, value in variables.items()
+    }
 
 
 def _raise(error: Exception) -> NoReturn:
