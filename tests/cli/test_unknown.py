@@ -24,4 +24,4 @@ def test_an_option_of_another_program_is_answered_with_ours(capsys, option, righ
 def test_an_option_of_no_program_is_only_refused(capsys):
     with pytest.raises(SystemExit):
         main(["run", "--bogus", "Hello"])
-    assert capsys.readouterr().err == "error: No such option: --bogus (stretto --help shows more)\n"
+    assert capsys.readouterr().err == "error: No such option: --bogus (stretto run --help shows more)\n"
