@@ -6,6 +6,7 @@ stands between Ctrl-C and a traceback while the others are imported.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -38,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     >>> main(["models", "--json"])
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        gc.set_threshold(20_000)  # a start makes many objects, and all of them stay
     debug = "--debug" in _options(given)
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError):  # whatever a test or a notebook has put there
