@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse, Response
 from stretto import __version__
 from stretto.server import (
     anthropic,
+    batches,
     cells,
     cohere,
     docs,
@@ -38,6 +39,7 @@ from stretto.server import (
     tasks,
     tokenizer_info,
 )
+from stretto.server.batch_store import BatchStore
 from stretto.server.descriptions import described
 from stretto.server.errors import install
 from stretto.server.guard import Guard, TextLines
@@ -46,6 +48,7 @@ from stretto.server.logs import LastLines
 from stretto.server.registry import Opener
 from stretto.server.settings import Settings
 from stretto.server.state import State
+from stretto.weights.hub.store import Store
 
 DESCRIPTION = (
     "Language models on your own machine: the endpoints of OpenAI, Anthropic and Ollama, and our own. "
@@ -54,6 +57,7 @@ DESCRIPTION = (
 ROUTERS = (
     openai.router,
     responses.router,
+    batches.router,
     anthropic.router,
     speech.router,
     tasks.router,
@@ -111,7 +115,9 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
         lines.attach()
         idle = settings.idle_seconds
         watch = None if idle is None else asyncio.create_task(state.registry.unload_idle(idle))
+        app.state.batches.start(lean)
         yield
+        await app.state.batches.end()
         lines.detach()
         if watch is not None:
             watch.cancel()
@@ -143,7 +149,12 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
         return HTMLResponse(docs.page(app.openapi()), headers={"content-security-policy": docs.POLICY})
 
     install(app)
+    lean = Lean(app, ROUTERS, settings.limits)
+    folder = (
+        Store.default().home / "batches" / str(settings.port)
+    )  # of servers at one port, of one after the other
+    app.state.batches = batches.Batches(state, BatchStore(folder, settings.limits))
     paths = frozenset(
         route.path for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)
     )
-    return Guard(Lean(app, ROUTERS, settings.limits), state, paths, frozenset(pages.files()))
+    return Guard(lean, state, paths, frozenset(pages.files()))

@@ -45,9 +45,11 @@ class Callers:
         self.are_apart = self._several and not self._share  # each has prefixes of its own
         self._secret = token_bytes(32)
         self._known: dict[bytes, Caller] = {}
+        self._keys: dict[str, bytes] = {}  # by the names of their callers
         for key, admin in keys.items():
             digest = self._digest(key.encode())
-            self._known[digest] = self._caller(digest.hex()[:16], admin)
+            caller = self._known[digest] = self._caller(digest.hex()[:16], admin)
+            self._keys[caller.name] = key.encode()
         self.need_keys = bool(keys) and not settings.no_auth
         self.nobody = self._caller("", admin=not keys and settings.loopback)
 
@@ -73,6 +75,14 @@ class Callers:
                 401, f"{reason}; send Authorization: Bearer KEY, or x-api-key: KEY", code="invalid_api_key"
             )
         return caller
+
+    def owners(self, secret: bytes) -> dict[str, Caller]:
+        """All callers, by names that stay the same over restarts: keyed hashes of their keys."""
+        found = {
+            hmac.digest(secret, self._keys[caller.name], "sha256").hex()[:32]: caller
+            for caller in self._known.values()
+        }
+        return {"nobody": self.nobody, **found}
 
     def _digest(self, key: bytes) -> bytes:
         return hmac.digest(self._secret, key, "sha256")

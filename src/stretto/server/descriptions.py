@@ -169,6 +169,10 @@ PARAMETERS = {
     "since": "The version of the cells that the client has from an earlier connection.",
 }
 PATH_PARAMETERS = {
+    "/v1/batches/{name}": "Id of the batch.",
+    "/v1/batches/{name}/cancel": "Id of the batch.",
+    "/v1/files/{name}": "Id of the file.",
+    "/v1/files/{name}/content": "Id of the file.",
     "/v1/responses/{response_id}": "Id of the response.",
     "/v1/responses/{response_id}/cancel": "Id of the response.",
     "/v1/responses/{response_id}/input_items": "Id of the response.",

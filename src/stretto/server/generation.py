@@ -32,6 +32,7 @@ MAX_WARNINGS = 8  # of a request
 
 REQUEST_ID = "stretto.id"  # key in a scope: the `x-request-id`, set by the guard
 FOR_PYTHON = {"logprobs", "best_of", "min_tokens", "hooks"}  # options that the fused loop does not have
+PRIORITY = "stretto.priority"  # key in a scope: of requests that give way to others
 TASKS = "stretto.tasks"  # key in a scope: what a request waits for
 
 
@@ -54,6 +55,7 @@ class Generation:
         self._has_own_timeout = False  # the request's timeout ends it before the server's limit
         self.last: Callable[[], None] | None = None  # called in a thread after the last text
         self.n_images = 0
+        self._priority: int | None = request.scope.get(PRIORITY)
         self._notes: dict[str, Any] = request.scope.get("stretto", {})  # for the answer's head and the log
         self.adapter: Any = None  # of its texts
         self._prompt_begun: float | None = None  # when a stream with progress had its first
@@ -107,6 +109,8 @@ class Generation:
         choose_adapter(options, self.lease)
         self.adapter = options.get("adapter")
         options["cache_salt"] = self.caller.salt or None
+        if self._priority is not None:
+            options["priority"] = self._priority
         if options.get("top_p") == 0:  # the most probable token alone
             options["top_k"] = 1
             del options["top_p"]

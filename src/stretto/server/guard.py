@@ -38,7 +38,10 @@ HEALTH = "/health"  # also without a Host header, as load balancers ask
 OPEN_PATHS = (HEALTH, "/ping", "/docs", "/openapi.json")  # without a key
 BODIES = ("POST", "PUT", "PATCH", "DELETE")  # methods whose requests have bodies
 KNOWN_METHODS = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
-FORM_PATHS = ("/v1/audio/transcriptions",)  # whose bodies are forms with a file, as OpenAI has them
+FORM_PATHS = (
+    "/v1/audio/transcriptions",
+    "/v1/files",
+)  # whose bodies are forms with a file, as OpenAI has them
 UPLOADS = "/api/blobs/"  # paths below read their bodies themselves, piece by piece
 PAGE, PAGE_FILES = "/", "/page/"  # of the page: the path of itself, and of its files
 CLOSE = (b"connection", b"close")

@@ -75,7 +75,7 @@ class Sampling(VllmSampling):
 
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=0, lt=1 << 31, description=PROMPT_ONLY)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     n_predict: Annotated[int, Field(ge=-2, lt=1 << 31)] | None = Field(
         None, description="llama-server's name of max_tokens; below 0: to the end of the context."
     )

@@ -108,6 +108,9 @@ class RequestLimits:
     pins: int = 16
     responses: int = 256  # of one caller that are kept
     response_bytes: int = 64 << 20  # of these together
+    files: int = 256  # of one caller, for batches
+    file_bytes: int = 256 << 20  # of these together
+    batches: int = 16  # of one caller that have not ended
     connections: int = 1024
 
     def __post_init__(self) -> None:
