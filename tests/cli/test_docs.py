@@ -56,7 +56,7 @@ def test_the_installed_pages_come_first(tmp_path, monkeypatch):
 
 def test_every_page_that_a_text_names_is_there():
     named = {one or two for source in SOURCES for one, two in NAMED.findall(source.read_text())}
-    assert {"mixes", "control", "how-to/tools"} <= named
+    assert {"mixes", "control", "how-to/export"} <= named
     assert [name for name in named if not find(name).is_file()] == []
 
 
