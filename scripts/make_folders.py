@@ -89,6 +89,7 @@ LATENT = {
 }
 DECODERS: dict[str, Callable[[], Any]] = {
     "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**sizes(rope_parameters=LLAMA3, vocab_size=604))),
+    "llama-biases": lambda: t.LlamaForCausalLM(t.LlamaConfig(**sizes(attention_bias=True, mlp_bias=True))),
     "mistral": lambda: t.MistralForCausalLM(t.MistralConfig(**sizes(sliding_window=None))),
     "qwen2": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(**sizes(rope_parameters=YARN))),
     "qwen3": lambda: t.Qwen3ForCausalLM(t.Qwen3Config(**sizes(tie_word_embeddings=True))),

@@ -106,6 +106,26 @@ def test_a_folder_is_a_gguf_file_to_who_reads_it(tmp_path):
     assert open_weights(DATA / "llama").metadata["general.architecture"] == "llama"
 
 
+@pytest.mark.golden
+@pytest.mark.parametrize("name", ["llama-biases"])
+def test_a_gguf_file_of_a_folder_has_the_same_logits(tmp_path, name):
+    with Folder(DATA / name) as folder:
+        write_gguf(tmp_path / "model.gguf", dict(folder.metadata), folder.tensors)
+    expected = ANSWERS[name]
+    with GGUF(tmp_path / "model.gguf") as file:
+        found = text_logits(ReferenceBackend(file, read_spec(file), N_CELLS), expected["tokens"])
+    assert np.abs(found - expected["logits"]).max() < 1e-4
+
+
+def test_a_llama_with_biases_in_some_layers_only_is_refused(copied):
+    folder = copied("llama-biases")
+    tensors = load_bf16(folder)
+    assert any(tensors.pop("model.layers.1.mlp.up_proj.bias")[2])
+    save_bf16(folder, tensors)
+    with pytest.raises(ModelError, match=r"blk.1.ffn_up.bias: the tensor is missing"):
+        read_spec(Folder(folder))
+
+
 def test_fingerprints_differ_by_configuration_and_weights(copied):
     first = Folder(DATA / "mistral").fingerprint()()
     assert Folder(copied("mistral")).fingerprint()() == first

@@ -173,6 +173,11 @@ def attention(keys: Keys, rope: Rope | None, **pieces: Any) -> Attention:
     )
 
 
+def attention_biases(keys: Keys) -> dict[str, bool]:
+    """Which biases a file has, as pieces of an attention; a layer without them is refused later."""
+    return {"bias": keys.has("blk.0.attn_q.bias"), "output_bias": keys.has("blk.0.attn_output.bias")}
+
+
 def qk_norms(eps: float) -> dict[str, Norm]:
     """The norms of each head's query and key, by RMS, as pieces of an attention."""
     return {"q_norm": Norm("attn_q_norm", eps), "k_norm": Norm("attn_k_norm", eps)}
@@ -202,8 +207,8 @@ def decoder(keys: Keys, layers: Iterable[Layer], **pieces: Any) -> ModelSpec:
 def plain_decoder(keys: Keys, mixer: Attention, **pieces: Any) -> ModelSpec:
     """A model whose layers are all the same attention and gated feed-forward, with norms before each."""
     refuse_experts(keys)
-    layer = plain_layer(mixer, Dense(keys.size("feed_forward_length")), keys.eps)
-    return decoder(keys, (layer,) * keys.n_layer, **pieces)
+    ffn = Dense(keys.size("feed_forward_length"), bias=keys.has("blk.0.ffn_up.bias"))
+    return decoder(keys, (plain_layer(mixer, ffn, keys.eps),) * keys.n_layer, **pieces)
 
 
 def refuse_experts(keys: Keys) -> None:

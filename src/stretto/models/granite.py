@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stretto.models.common import Keys, attention, decoder, head_size, refuse_experts
+from stretto.models.common import Keys, attention, attention_biases, decoder, head_size, refuse_experts
 from stretto.models.rope import read_rope
 from stretto.models.spec import Dense, Layer, ModelSpec, Norm
 from stretto.weights.gguf import GGUF
@@ -19,8 +19,7 @@ def read(file: GGUF) -> ModelSpec:
         keys,
         read_rope(file, "granite", size, "adjacent") if has_rope else None,
         scale=keys.number("attention.scale", 0.0) or size**-0.5,
-        bias=keys.has("blk.0.attn_q.bias"),
-        output_bias=keys.has("blk.0.attn_output.bias"),
+        **attention_biases(keys),
     )
     layer = Layer(
         mixer,

@@ -1,8 +1,19 @@
-"""Llama and models of its architecture: Llama 2 and 3, Mistral, TinyLlama, SmolLM; with experts: Mixtral."""
+"""Llama and models of its architecture: Llama 2 and 3, Mistral, TinyLlama, SmolLM; with experts: Mixtral.
+
+Granite Code and some others have biases of attention and feed-forward as well.
+"""
 
 from __future__ import annotations
 
-from stretto.models.common import Keys, attention, decoder, head_size, plain_decoder, refuse_caps
+from stretto.models.common import (
+    Keys,
+    attention,
+    attention_biases,
+    decoder,
+    head_size,
+    plain_decoder,
+    refuse_caps,
+)
 from stretto.models.mixture import mixture
 from stretto.models.rope import read_rope
 from stretto.models.spec import ModelSpec, plain_layer
@@ -13,7 +24,7 @@ def read(file: GGUF) -> ModelSpec:
     """The spec of a llama file."""
     keys = Keys(file, "llama")
     rope = read_rope(file, "llama", head_size(file, "llama"), "adjacent")
-    mixer = attention(keys, rope)
+    mixer = attention(keys, rope, **attention_biases(keys))
     if not keys.count("expert_count"):
         return plain_decoder(keys, mixer)
     refuse_caps(keys)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stretto.models.common import Keys, attention, decoder, head_size, refuse_experts
+from stretto.models.common import Keys, attention, attention_biases, decoder, head_size, refuse_experts
 from stretto.models.rope import read_rope
 from stretto.models.spec import Dense, Layer, ModelSpec, Norm
 from stretto.weights.gguf import GGUF
@@ -15,8 +15,7 @@ def read(file: GGUF) -> ModelSpec:
     mixer = attention(
         keys,
         read_rope(file, "seed_oss", head_size(file, "seed_oss"), "halves"),
-        bias=keys.has("blk.0.attn_q.bias"),
-        output_bias=keys.has("blk.0.attn_output.bias"),
+        **attention_biases(keys),
     )
     ffn, eps = Dense(keys.size("feed_forward_length")), keys.eps
     layer = Layer(mixer, ffn, Norm("attn_norm", eps), Norm("post_attention_norm", eps))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stretto.models.common import Keys, attention, decoder, head_size, refuse_experts
+from stretto.models.common import Keys, attention, attention_biases, decoder, head_size, refuse_experts
 from stretto.models.rope import read_rope
 from stretto.models.spec import Dense, Layer, ModelSpec, Norm
 from stretto.weights.gguf import GGUF
@@ -15,8 +15,7 @@ def read(file: GGUF) -> ModelSpec:
     mixer = attention(
         keys,
         read_rope(file, "starcoder2", head_size(file, "starcoder2"), "halves"),
-        bias=keys.has("blk.0.attn_q.bias"),
-        output_bias=keys.has("blk.0.attn_output.bias"),
+        **attention_biases(keys),
     )
     ffn = Dense(keys.size("feed_forward_length"), "gelu", gated=False, bias=keys.has("blk.0.ffn_up.bias"))
 

@@ -9,7 +9,6 @@ from stretto.weights.folders.rope import rope_fields
 
 def llama(conversion: Conversion) -> None:
     """Llama, Mistral and others of this architecture."""
-    conversion.refuse("mlp_bias", "a bias in the feed-forward")
     plain_decoder(conversion, pairs="adjacent")
     end_at_window(conversion)
 
