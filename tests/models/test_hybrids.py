@@ -36,6 +36,17 @@ def test_a_list_of_recurrent_layers_goes_before_the_interval(changed):
         read_spec(changed("qwen35", {".attention.recurrent_layers": [True, False, True, True, False]}))
 
 
+@pytest.mark.parametrize("name", ["nemotron_h", "nemotron_h_moe"])
+def test_nemotron_has_one_epsilon_under_either_name(changed, name):
+    rms, layer = ".attention.layer_norm_rms_epsilon", ".attention.layer_norm_epsilon"
+    assert read_spec(changed(name, {rms: None})) == tiny_spec(name)
+    other = read_spec(changed(name, {rms: None, layer: 0.25}))
+    assert {one.norm.eps for one in other.layers if one.norm} | {other.output_norm.eps} == {0.25}
+    assert other.layers[0].mixer.norm.eps == 0.25
+    with pytest.raises(ModelError, match="layer_norm"):
+        read_spec(changed(name, {rms: None, layer: None}))
+
+
 def test_states_have_the_sizes_of_the_mixers():
     spec = tiny_spec("qwen35")
     net = spec.layers[0].mixer

@@ -14,6 +14,7 @@ from stretto.weights.gguf import GGUF
 MAX_LAYERS = 1024
 MAX_HEAD_SIZE = 1 << 16
 MAX_EXPERTS = 4096
+LAYER_EPSILON = "attention.layer_norm_epsilon"
 
 
 def positive(file: GGUF, key: str, default: int | None = None, most: int = 1 << 31) -> int:
@@ -37,6 +38,7 @@ class Keys:
     def __init__(self, file: GGUF, arch: str) -> None:
         self.file = file
         self.arch = arch
+        self.rms_epsilon = "attention.layer_norm_rms_epsilon"
 
     def size(self, name: str, default: int | None = None, most: int = 1 << 31) -> int:
         """A count, from 1 to `most`."""
@@ -121,12 +123,12 @@ class Keys:
     @property
     def eps(self) -> float:
         """The epsilon of RMS norms."""
-        return self._epsilon("attention.layer_norm_rms_epsilon")
+        return self._epsilon(self.rms_epsilon)
 
     @property
     def layer_eps(self) -> float:
         """The epsilon of layer norms."""
-        return self._epsilon("attention.layer_norm_epsilon")
+        return self._epsilon(LAYER_EPSILON)
 
     def _epsilon(self, name: str) -> float:
         key = f"{self.arch}.{name}"

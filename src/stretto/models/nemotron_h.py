@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stretto.models.common import Keys, attention, decoder
+from stretto.models.common import LAYER_EPSILON, Keys, attention, decoder
 from stretto.models.hybrids import mamba2
 from stretto.models.mixture import mixture, routing
 from stretto.models.spec import Dense, Experts, Layer, ModelSpec, Norm
@@ -35,7 +35,13 @@ def read_moe(file: GGUF) -> ModelSpec:
 
 
 def _one_part_each(keys: Keys, ffns: list[Dense | None] | list[Experts | None]) -> ModelSpec:
-    """A model whose layers are a feed-forward, attention if they have K/V heads, or else Mamba-2."""
+    """A model whose layers are a feed-forward, attention if they have K/V heads, or else Mamba-2.
+
+    llama.cpp's converter gives its RMS norms the epsilon of layer norms alone where a configuration has only
+    `layer_norm_epsilon`, as those of transformers.
+    """
+    if f"{keys.arch}.{keys.rms_epsilon}" not in keys.file.metadata:
+        keys.rms_epsilon = LAYER_EPSILON
     norm, mamba, layers = Norm("attn_norm", keys.eps), mamba2(keys, norm=True, conv_bias=True), []
     for ffn, n_kv_head in zip(ffns, keys.sizes("attention.head_count_kv", least=0), strict=True):
         if ffn is not None:
