@@ -102,7 +102,7 @@ def test_hostile_files_are_refused(write):
     with pytest.raises(InvalidRequest, match="more than"):
         config.read()
     write("a = " + "[" * 100_000)
-    with pytest.raises(InvalidRequest, match="not TOML"):
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
         config.read()
     config.path().unlink()
     config.path().mkdir()
@@ -167,6 +167,27 @@ def test_a_form_that_is_not_edited_is_left_as_it_is(write):
     with pytest.raises(InvalidRequest, match="remove it by hand"):
         config.unset("sampling.top_k")
     assert config.path().read_text() == "sampling = { top_k = 3 }\n"
+
+
+@pytest.mark.parametrize("value", ['[\n"a",\n]', "{ a = [1,\n2] }"])
+def test_unset_does_not_cut_a_value_of_several_lines(write, value):
+    text = f'stop = {value}\nmodel = "smollm2"\n'
+    write(text)
+    with pytest.raises(InvalidRequest, match="remove it by hand"):
+        config.unset("stop")
+    assert config.path().read_text() == text
+
+
+def test_a_number_beyond_all_limits_is_an_error_of_the_file(write):
+    write(f"max_tokens = {'9' * 5000}\n")
+    with pytest.raises(InvalidRequest, match="a number is too long"):
+        config.read()
+
+
+def test_a_file_without_an_end_is_not_read_to_it(monkeypatch):
+    monkeypatch.setenv("STRETTO_CONFIG", "/dev/zero")
+    with pytest.raises(InvalidRequest, match="is it the right file"):
+        config.read()
 
 
 def test_wrong_values_are_not_written():

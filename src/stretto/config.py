@@ -233,12 +233,13 @@ def _text() -> str:
     """The text of the file; "" if there is none."""
     file = path()
     try:
-        data = file.read_bytes() if file.stat().st_size <= MAX_BYTES else None
+        with file.open("rb") as opened:
+            data = opened.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return ""
     except OSError as error:
         raise InvalidRequest(f"{file} cannot be read: {error.strerror}", param="config") from None
-    if data is None:
+    if len(data) > MAX_BYTES:
         raise InvalidRequest(
             f"{file} has more than {MAX_BYTES:,} bytes; is it the right file?", param="config"
         )
@@ -251,10 +252,13 @@ def _text() -> str:
 def _parsed(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         place = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)", str(error))
-        line = int(place[1]) if place and place[1] else text.rstrip("\n").count("\n") + 1
-        why = str(error).replace(place[0], "") if place else "nested too deeply"
+        if place is None:  # no error of the syntax: Python's own limits, whose place is not known
+            why = "nested too deeply" if isinstance(error, RecursionError) else "a number is too long"
+            raise InvalidRequest(f"{path()}: {why}. Correct it, or remove the file", param="config") from None
+        line = int(place[1]) if place[1] else text.rstrip("\n").count("\n") + 1
+        why = str(error).replace(place[0], "")
         raise InvalidRequest(
             f"{path()}, line {line}: not TOML: {why}. Correct that line, or remove the file", param="config"
         ) from None
@@ -306,16 +310,28 @@ def unset(key: str) -> None:
     text = _text()
     entries = {one.key: one for one in _entries(text)}
     entry = entries.get(key) or (entries.get(f"sampling.{key}") if key in NUMBERS else None)
-    if entry is None:
-        try:
-            is_set = key in _flat(_parsed(text))
-        except InvalidRequest:
-            is_set = False
-        why = "is written in a form that is not edited here; remove it by hand" if is_set else "is not set"
-        raise InvalidRequest(f"{path()}: {key!r:.80} {why}", param="config", value=key)
+    try:
+        before: dict[str, Any] | None = _flat(_parsed(text))
+    except InvalidRequest:
+        before = None
     lines = text.split("\n")
-    del lines[entry.first : entry.last + 1]
-    _write("\n".join(lines))
+    if entry is not None:
+        del lines[entry.first : entry.last + 1]
+        if before is None or _is_without(entry.key, "\n".join(lines), before):
+            _write("\n".join(lines))
+            return
+    is_set = entry is not None or key in (before or {})
+    why = "is written in a form that is not edited here; remove it by hand" if is_set else "is not set"
+    raise InvalidRequest(f"{path()}: {key!r:.80} {why}", param="config", value=key)
+
+
+def _is_without(key: str, text: str, before: Mapping[str, Any]) -> bool:
+    """Whether a text has the values of before but for those of a key; a list of several lines may be cut."""
+    try:
+        after = _flat(_parsed(text))
+    except InvalidRequest:
+        return False
+    return after == {k: v for k, v in before.items() if k != key and not k.startswith(f"{key}.")}
 
 
 @dataclass(frozen=True)
