@@ -59,6 +59,8 @@ def test_chat_keeps_its_turns_and_goes_on(cli):
     assert cli("chat", "-c", stdin=b"Three\n/reset\nFour\n")[0] == 0
     assert cli.loaded[0][0] == "mock.gguf"
     assert [one.n_turns for one in kept.conversations()] == [1, 3]
+    assert cli("run", "-c", "Five")[0] == 0
+    assert (kept.last().n_turns, kept.last().command) == (2, "chat")
     code, _, err = cli("chat", "-c", "--load", "x.json")
     assert code == 2
     assert "--continue and --load" in err
@@ -111,6 +113,14 @@ def test_old_ones_make_room(monkeypatch):
     assert [one.title for one in kept.conversations()] == ["last"]
 
 
+def test_files_that_others_remove_meanwhile_are_no_error(monkeypatch, capsys):
+    kept.Keeper("run").keep([{"role": "user", "content": "One"}], "m")
+    files = [*kept._files(), kept.folder() / "gone.json"]
+    monkeypatch.setattr(kept, "_files", lambda: files)
+    kept.Keeper("run").keep([{"role": "user", "content": "Two"}], "m")
+    assert "not kept" not in capsys.readouterr().err
+
+
 def test_a_conversation_that_cannot_be_kept_stops_nothing(cli, monkeypatch, store_home):
     monkeypatch.setattr(kept, "LARGEST_BYTES", 100)
     code, out, err = cli("run", "-m", "mock.gguf", "One")
@@ -133,6 +143,9 @@ def test_a_conversation_that_cannot_be_kept_stops_nothing(cli, monkeypatch, stor
         '{"messages": [3]}',
         '{"messages": [], "command": 1}',
         '{"messages": []}',
+        '{"messages": [], "command": "run", "model": "m", "begun": 1, "changed": 1e999}',
+        '{"messages": [], "command": "run", "model": "m", "begun": 1, "changed": 1e30}',
+        '{"messages": [], "command": "run", "model": "m", "begun": NaN, "changed": 1}',
         "[" * 100_000,
     ],
 )
@@ -142,6 +155,7 @@ def test_damaged_files_are_left_out(cli, text):
     bad.write_text(text)
     (kept.folder() / "link.json").symlink_to("/etc/passwd")
     assert kept.last().title == "One"
+    assert cli("logs")[0] == 0
     assert "cannot be read" in cli("logs", "show", bad.stem)[2]
 
 

@@ -11,6 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ FOLDER = "conversations"
 MOST = 200  # conversations
 MOST_BYTES = 64 << 20  # of all together
 LARGEST_BYTES = 4 << 20  # of one; a larger one is not kept
+MOST_SECONDS = 1 << 37  # of a time, in the year 6325: the system's calendar ends somewhere
 ROLES = ("system", "user", "assistant")
 
 
@@ -81,11 +83,11 @@ class Keeper:
             self._kept = None
         self._root = root
         now = time.time()
-        id_, begun = new_id(now), now
+        id_, begun, command = new_id(now), now, self._command
         if self._kept is not None:
-            id_, begun = self._kept.id, self._kept.begun
+            id_, begun, command = self._kept.id, self._kept.begun, self._kept.command
         plain = tuple(_plain(message) for message in messages)
-        self._kept = Kept(id_, self._command, _absolute(model), begun, now, plain)
+        self._kept = Kept(id_, command, _absolute(model), begun, now, plain)
         try:
             _write(self._kept)
         except (OSError, ValueError) as error:
@@ -157,8 +159,9 @@ def _files() -> list[Path]:
     try:
         with os.scandir(folder()) as entries:
             for entry in entries:
-                if entry.name.endswith(".json") and entry.is_file(follow_symlinks=False):
-                    times.append((entry.stat().st_mtime_ns, entry.name, Path(entry.path)))
+                with suppress(FileNotFoundError):  # another process removes old ones
+                    if entry.name.endswith(".json") and entry.is_file(follow_symlinks=False):
+                        times.append((entry.stat().st_mtime_ns, entry.name, Path(entry.path)))
     except (FileNotFoundError, NotADirectoryError):
         return []
     return [path for *_, path in sorted(times, reverse=True)]
@@ -183,9 +186,10 @@ def _make_room() -> None:
     """Remove the oldest beyond what is kept."""
     nbytes = 0
     for number, path in enumerate(_files()):
-        nbytes += path.stat().st_size
-        if number and (number >= MOST or nbytes > MOST_BYTES):
-            path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # another process removes old ones too
+            nbytes += path.stat().st_size
+            if number and (number >= MOST or nbytes > MOST_BYTES):
+                path.unlink()
 
 
 def _read(path: Path) -> Kept:
@@ -198,7 +202,7 @@ def _read(path: Path) -> Kept:
     texts, times = ("command", "model"), ("begun", "changed")
     if not all(isinstance(data.get(name), str) for name in texts):
         raise ValueError("its command or its model is missing")
-    if not all(isinstance(data.get(name), (int, float)) for name in times):
+    if not all(isinstance(data.get(name), (int, float)) and 0 <= data[name] < MOST_SECONDS for name in times):
         raise ValueError("its times are missing")
     fields = {name: data[name] for name in (*texts, *times)}
     return Kept(id=path.stem, messages=tuple(messages), **fields)
