@@ -1,5 +1,6 @@
 """The Unix socket of a server: commands of the same user get the same texts from it, and nobody else does."""
 
+import errno
 import io
 import json
 import os
@@ -412,7 +413,7 @@ def test_ps_lists_servers(command):
 
 
 def test_stop_says_what_there_is(command):
-    assert "no server is running" in command("stop")[2]
+    assert "no server of yours is running" in command("stop")[2]
     assert command("stop", "--all")[0] == 0
     assert "not both" in command("stop", "x", "--all")[2]
     with serving(models=(f"mock={MODEL}",), local=True):
@@ -424,6 +425,30 @@ def test_stop_signals_only_the_process_of_the_socket(monkeypatch):
         monkeypatch.setattr(module, name, lambda *args: pytest.fail("a signal was sent"), raising=False)
     with Pretender(about={"pid": 1}), pytest.raises(InvalidRequest, match="it is not stopped"):
         stop.stop()
+
+
+@pytest.mark.parametrize("error", [PermissionError, OSError(errno.ENOSYS, "not here"), AttributeError])
+def test_stop_needs_no_descriptors_of_processes(monkeypatch, error):
+    def refuse(pid):
+        raise error
+
+    signals = []
+    monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
+    monkeypatch.setattr(os, "kill", lambda pid, number: signals.append((pid, number)))
+    monkeypatch.setattr(stop, "PATIENCE_SECONDS", 0.0)
+    with Pretender(about={"pid": os.getpid()}), pytest.raises(InvalidRequest, match="still runs"):
+        stop.stop()
+    assert signals == [(os.getpid(), signal.SIGTERM)]
+
+
+def test_a_server_that_has_ended_meanwhile_is_stopped(monkeypatch, capsys):
+    def refuse(pid):
+        raise ProcessLookupError
+
+    monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
+    with Pretender(about={"pid": os.getpid()}):
+        stop.stop()
+    assert capsys.readouterr().out.startswith(f"stopped {os.getpid()}")
 
 
 def test_a_server_is_started_found_and_stopped(runtime):

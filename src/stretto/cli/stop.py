@@ -40,11 +40,8 @@ def stop(
         chosen = [one for one in found if everything or name is None or _is_meant(shown(one.about), name)]
         if not chosen and not (everything and not found):
             listed = ", ".join(_label(shown(one.about)) for one in found)
-            which = f"of {name!r} " if name else ""
-            raise InvalidRequest(
-                f"no server {which}is running"
-                + (f"; there is {listed}" if listed else "; stretto ps lists them")
-            )
+            which = f"of {name!r} " if name else "of yours "
+            raise InvalidRequest(f"no server {which}is running{f'; there is {listed}' if listed else ''}")
         if len(chosen) > 1 and not everything:
             listed = ", ".join(_label(shown(one.about)) for one in chosen)
             raise InvalidRequest(f"there are {len(chosen)}: {listed}; give a process id, or --all")
@@ -76,23 +73,38 @@ def _end(connection: Connection) -> None:
             f"process {pid} holds the socket {connection.path}, and says that it is "
             f"{connection.about.get('pid')!r}; it is not stopped"
         )
-    if hasattr(os, "pidfd_open"):  # which stays that process, whoever gets its number
-        handle = os.pidfd_open(pid)
+    try:
+        handle = _handle(pid)
         try:
-            signal.pidfd_send_signal(handle, signal.SIGTERM)
+            if handle is None:
+                os.kill(pid, signal.SIGTERM)
+            else:
+                signal.pidfd_send_signal(handle, signal.SIGTERM)
             connection.close()
-            has_ended = bool(select.select([handle], [], [], PATIENCE_SECONDS)[0])
+            has_ended = _has_ended(pid, handle)
         finally:
-            os.close(handle)
-    else:
-        os.kill(pid, signal.SIGTERM)
-        connection.close()
-        has_ended = _has_ended(pid)
+            if handle is not None:
+                os.close(handle)
+    except ProcessLookupError:  # it has ended by itself meanwhile
+        return
     if not has_ended:
         raise InvalidRequest(f"process {pid} still runs after {PATIENCE_SECONDS:g} s; kill {pid} ends it")
 
 
-def _has_ended(pid: int) -> bool:
+def _handle(pid: int) -> int | None:
+    """A descriptor that stays that process, whoever gets its number; None where the system has none."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except (AttributeError, OSError):  # not Linux, an older kernel, or a sandbox that does not let it
+        return None
+
+
+def _has_ended(pid: int, handle: int | None) -> bool:
+    """Wait until a process has ended; False if it still runs after the patience."""
+    if handle is not None:
+        return bool(select.select([handle], [], [], PATIENCE_SECONDS)[0])
     end = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < end:
         try:
