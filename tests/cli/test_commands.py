@@ -60,6 +60,13 @@ def test_set_saves_for_later(chat, capsys):
     assert take(chat, "/set temperature 1")
     assert take(chat, "/set temperature -")  # back to the default, which is now this
     assert chat.settings["temperature"] == 0.2
+    chat.conversation.system = "Now."
+    assert take(chat, "/set system -")
+    assert chat.conversation.system == "Be brief."  # which was saved
+    assert take(chat, "/set --save max_tokens 7")
+    assert take(chat, "/set max_tokens 9")
+    assert take(chat, "/set max_tokens -")
+    assert chat.settings["max_tokens"] == 7
     assert take(chat, "/set --save temperature -")
     assert "temperature" not in chat.settings
     assert config.read().sampling == {}
@@ -74,6 +81,7 @@ def test_set_saves_for_later(chat, capsys):
         ("/set --save seed 3", "seed is for one chat"),
         ("/set --save top_k", "/set --save top_k needs a value"),
         ("/set model -", "a chat has a model"),
+        ("/set --save model -", "a chat has a model"),
     ],
 )
 def test_set_refuses(chat, capsys, line, message):

@@ -178,6 +178,8 @@ def _set(chat: Chat, argument: str) -> None:
     if name not in SETTABLE:
         raise InvalidRequest(f"/set knows no {clean(name)!r:.40}; it sets {', '.join(SETTABLE)}")
     if value:
+        if name == "model" and value == "-":
+            raise InvalidRequest("a chat has a model; /set model NAME takes another one")
         if saves and name not in SAVED:
             raise InvalidRequest(f"{name} is for one chat; it cannot be saved")
         if saves and value == "-":
@@ -212,16 +214,16 @@ def _setting(chat: Chat, name: str) -> str:
 
 def _put(chat: Chat, name: str, text: str | None) -> None:
     """Set a value for this chat; None: back to the default."""
+    known, chosen = hub.defaults(chat.model), config.read()
     if name == "system":
-        chat.conversation.system = text
+        usual = known.system if chosen.system is None else chosen.system
+        chat.conversation.system = (usual if text is None else text) or None
     elif name == "model":
-        if text is None:
-            raise InvalidRequest("a chat has a model; /set model NAME takes another one")
-        chat.switch(config.read().named(text))
+        chat.switch(chosen.named(str(text)))
     elif text is None:
+        settings = {**known.sampling, **chosen.sampling, "max_tokens": chosen.max_tokens}
         chat.settings.pop(name, None)
-        usual = {**hub.defaults(chat.model).sampling, **config.read().sampling}
-        chat.settings.update({name: usual[name]} if name in usual else {})
+        chat.settings.update({name: settings[name]} if name in settings else {})
     else:
         value = config.number(text)
         BY_NAME[name].check(value)
