@@ -115,3 +115,18 @@ def test_bench_takes_a_model_as_its_first_argument(cli):
     code, _, err = cli("bench", "missing-model", "--rounds", "1", llm=mock_llm("abc"))
     assert code == 2
     assert "there is no model 'missing-model'" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("config", "--json", "path"), "--json"),
+        (("logs", "--json", "show"), "--json"),
+        (("logs", "-n", "3", "clear"), "--number"),
+        (("bench", "-m", "smollm2", "loops"), "--model"),
+    ],
+)
+def test_an_option_before_a_command_that_does_not_get_it_is_refused(stretto, arguments, option):
+    code, out, err = stretto(*arguments)
+    assert (code, out) == (2, "")
+    assert f"{option} stands before {arguments[-1]}" in err

@@ -33,6 +33,13 @@ def test_where_the_default_model_comes_from(stretto, monkeypatch, store_home):
     assert re.search(r"model +smollm2 +the first start", stretto("config")[1])
 
 
+def test_json_shows_values_that_json_does_not_have(stretto):
+    config.path().write_text("when = [1979-05-27, {at = 07:32:00}]\n")
+    code, out, _ = stretto("config", "--json")
+    assert code == 2
+    assert json.loads(out)["settings"][0]["value"] == ["1979-05-27", {"at": "07:32:00"}]
+
+
 def test_json(stretto):
     config.set_value("alias.fast", "smollm2")
     code, out, _ = stretto("config", "--json")

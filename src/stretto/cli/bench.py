@@ -12,7 +12,7 @@ import typer
 
 from stretto import config
 from stretto.cli import options as o
-from stretto.cli.help import Command, Group
+from stretto.cli.help import Command, Group, refuse_options
 from stretto.cli.pull import pull_missing
 from stretto.errors import StrettoError
 
@@ -72,6 +72,7 @@ def speed(
     argument: stretto bench MODEL.
     """
     if context.invoked_subcommand is not None:
+        refuse_options(context)
         return
     from stretto import bench as benchmarks
     from stretto.cli.first_run import default_model

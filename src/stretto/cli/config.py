@@ -9,7 +9,7 @@ import typer
 
 from stretto.cli.completion import model_names, setting_names
 from stretto.cli.first_run import ENVIRONMENT_VARIABLE
-from stretto.cli.help import Command, Group
+from stretto.cli.help import Command, Group, refuse_options
 
 config = typer.Typer(cls=Group, invoke_without_command=True)
 
@@ -33,6 +33,7 @@ def show(
     Options of a command win over settings, and settings over what a model recommends.
     """
     if context.invoked_subcommand is not None:
+        refuse_options(context)
         return
     from stretto import config as settings
     from stretto.cli.output import clean, console, print_json, table
@@ -42,7 +43,7 @@ def show(
     wrong = [one for one in found.values() if one.problem]
     if as_json:
         rows: list[dict[str, Any]] = [
-            {"key": one.key, "value": one.value, "line": one.line, "problem": one.problem or None}
+            {"key": one.key, "value": _as_json(one.value), "line": one.line, "problem": one.problem or None}
             for one in found.values()
         ]
         print_json({"path": str(settings.path()), "settings": rows})
@@ -125,6 +126,15 @@ def check_model(name: str, may_be_alias: bool) -> None:
             hub.resolve(name, pull=False)
     except ModelError:
         return
+
+
+def _as_json(value: Any) -> Any:
+    """A value of the file for JSON, which has no dates: only wrong values have them."""
+    if isinstance(value, list):
+        return [_as_json(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _as_json(one) for key, one in value.items()}
+    return value if isinstance(value, (bool, int, float, str)) else str(value)
 
 
 def _shown(value: Any) -> str:

@@ -39,6 +39,18 @@ class Group(TyperGroup):
         return [_in_words(param, ctx) for param in super().get_params(ctx)]
 
 
+def refuse_options(context: Any) -> None:
+    """Raise for an option of a group that stands before one of its commands, which would not get it."""
+    for param in context.command.params:
+        source = context.get_parameter_source(param.name)
+        if source is not None and source.name == "COMMANDLINE":
+            path, name = context.command_path, context.invoked_subcommand
+            raise InvalidRequest(
+                f"{param.opts[0]} stands before {name}, which does not get it; "
+                f"{path} {name} --help shows the options of {name}"
+            )
+
+
 def _form(command: Any) -> str:
     """A command with its arguments."""
     arguments = [one for one in command.params if one.param_type_name == "argument"]

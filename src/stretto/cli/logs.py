@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from stretto.cli.help import Command, Group
+from stretto.cli.help import Command, Group, refuse_options
 
 logs = typer.Typer(cls=Group, invoke_without_command=True)
 
@@ -26,6 +26,7 @@ def listing(
     They are kept on this machine only, and not at all after: stretto config set logs off
     """
     if context.invoked_subcommand is not None:
+        refuse_options(context)
         return
     from stretto.cli import kept
     from stretto.cli.generation import note
