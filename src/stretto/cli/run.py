@@ -168,7 +168,7 @@ def _chats(llm: LLM, model: str, wanted: bool | None, needs_template: bool) -> b
         return True
     if needs_template:
         raise InvalidRequest(
-            f"{model} has no chat template; --system and --template-arg are for models that chat"
+            f"{model} has no chat template; --system, --template-arg and --continue are for models that chat"
         )
     if wants_stats(None):
         note(f"{model} has no chat template: it continues the text")
