@@ -64,6 +64,24 @@ WRONG_SCHEMAS = {
         "max is|too big|too large",
     ),
     "a large multiple": ({"type": "integer", "multipleOf": 999999937}, "fuel|too"),
+    "many patterns at once": (
+        {"allOf": [{"pattern": f"(a|b)*a(a|b){{{i}}}"} for i in range(40)]},
+        "40 patterns for one text",
+    ),
+    "many patterns by way of definitions": (
+        {
+            "allOf": [{"properties": {"a": {"$ref": f"#/$defs/d{i}"}}} for i in range(9)],
+            "$defs": {f"d{i}": {"allOf": [{"pattern": "a.b"}, {"pattern": "c"}]} for i in range(9)},
+        },
+        "18 patterns for one text",
+    ),
+    "patterns behind a long chain": (
+        {
+            "$ref": "#/$defs/d0",
+            "$defs": {f"d{i}": {"pattern": "a", "items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(2000)},
+        },
+        "too long a chain",
+    ),
     "surrogates": ({"const": "\ud800"}, "surrogate"),
 }
 
@@ -104,9 +122,19 @@ WRONG_TEXTS = {
     "a million rules": (Grammar.lark, 'start: ("a" "b"){1000000}', "too many|Too many"),
     "a large grammar": (Grammar.lark, "start: a\n" * 10**4, f"may have {MAX_LARK_CHARACTERS}"),
     "a temperature": (Grammar.lark, 'start[temperature=0.5]: "a"', "temperature"),
+    "many intersections": (
+        Grammar.lark,
+        "start: T\nT: " + " & ".join(f"/(.|\\n)*a.{{{i}}}b(.|\\n)*/" for i in range(40)),
+        "39 patterns for one text",
+    ),
+    "many patterns in a schema": (
+        Grammar.lark,
+        "start: %json " + json.dumps({"allOf": [{"pattern": f"a.{{{i}}}b"} for i in range(40)]}),
+        "40 patterns for one text",
+    ),
     "intersections": (
         Grammar.lark,
-        "start: T\nT: " + " & ".join(f"/(.|\\n)*a.{{{i}}}b(.|\\n)*/" for i in range(2, 14)),
+        "start: T\nT: " + " & ".join(f"/(.|\\n)*a.{{{i}}}b(.|\\n)*/" for i in range(2, 12)),
         "fuel|too",
     ),
 }
@@ -123,6 +151,12 @@ def test_wrong_texts(compile_, name):
 def test_wrong_choices(choices):
     with pytest.raises(InvalidRequest, match="choices"):
         Grammar.choices(choices)
+
+
+def test_patterns_of_branches_do_not_add_up(compile_):
+    branches = [{"properties": {"a": {"pattern": f"^{i}$"}, "b": {"pattern": "x"}}} for i in range(20)]
+    assert compile_(Grammar.json({"type": "object", "anyOf": branches}))
+    assert compile_(Grammar.lark('start: A\nA: /a&b/ "&&&&&&&&&&&&&"'))
 
 
 CATASTROPHES = {  # and whether 32 times the letter a fits

@@ -20,6 +20,7 @@ from stretto.structured.places import LISTS, MAPS, SINGLE
 from stretto.structured.rewrite import SPECIAL, rewritten
 from stretto.structured.shallow import shallow
 from stretto.structured.strays import gathered
+from stretto.structured.together import MAX_TOGETHER, most_intersected, most_together
 
 MAX_CHARACTERS = 256 << 10  # of a grammar
 MAX_LARK_CHARACTERS = 64 << 10  # of a Lark grammar, whose rules may be combined more freely
@@ -27,6 +28,7 @@ MAX_DEPTH = 100  # of brackets in a JSON schema
 OPTIONS_KEY = "x-guidance"  # settings of the library, hidden in a schema
 
 _SPECIAL = re.compile(rf'"({"|".join(sorted(SPECIAL))})"|\(\?[!=]')
+_TEXTS = re.compile(r'"(?:pattern|format)": ')
 _PATTERN = re.compile(r'"pattern(Properties)?": ')
 _TEMPERATURE = re.compile(r"^[ \t]*[?!]?[\w-]+(\.\d+)?[ \t]*\[[^\]]*\btemperature\b", re.MULTILINE)
 
@@ -62,6 +64,7 @@ def check_lark(text: str) -> None:
             "use the option temperature",
             param="text",
         )
+    _check_together(most_intersected(text), "the Lark grammar", "text")
 
 
 def check_schema(schema: Any, documents: Mapping[str, Any] | None = None) -> str:
@@ -134,7 +137,26 @@ def parser_schema(text: str, *, closed: bool = False, checks: bool = False) -> s
             raise InvalidGrammar("no value fits the JSON schema", param="schema", value=schema)
     if MAY_BE_WRONG.search(made):
         _check_bounds(json.loads(made))
+    if len(_TEXTS.findall(made)) > MAX_TOGETHER:
+        try:
+            n = most_together(json.loads(made))
+        except RecursionError:
+            raise InvalidGrammar(
+                "the JSON schema has patterns behind too long a chain of references; shorten it",
+                param="schema",
+            ) from None
+        _check_together(n, "the JSON schema", "schema")
     return made
+
+
+def _check_together(n: int, name: str, param: str) -> None:
+    """Raise for more patterns at once than can be checked against each other."""
+    if n > MAX_TOGETHER:
+        raise InvalidGrammar(
+            f"{name} has {n} patterns for one text; at most {MAX_TOGETHER} can apply at once; join them",
+            param=param,
+            value=n,
+        )
 
 
 def _check_bounds(schema: Any) -> None:
