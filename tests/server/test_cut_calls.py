@@ -176,3 +176,13 @@ def test_whole_calls_end_an_answer(path):
         answer = httpx.post(f"{server.url}{path}", json={"model": "mock", **body}).json()
     reason = answer["choices"][0]["finish_reason"] if "choices" in answer else answer["stop_reason"]
     assert reason in ("tool_calls", "tool_use")
+
+
+def test_a_call_that_cannot_be_read_comes_once():
+    broken = SAID["chatml-tools"].replace('"Oslo"', "oops")
+    with serving(lambda entry: make("chatml-tools", broken)) as server:
+        asked = {"model": "mock", "stream": True, **openai_body(500)}
+        text, calls, _ = openai_streamed(httpx.post(f"{server.url}/v1/chat/completions", json=asked))
+    everything = text + "".join(name + arguments for name, arguments in calls)
+    for word in ("weather", "town", "oops", "now"):
+        assert everything.count(word) == 1, everything

@@ -53,6 +53,7 @@ class CallFollower:
         self._pieces: list[str] = []
         self._most = most
         self._told = 0  # index up to which pieces of calls have told the text that is not taken yet
+        self._piece_end = 0  # index up to which the call that is being read is told
         self._is_quiet = self._is_cut = False  # the call is read again; the text ended within a call
         begun = self._layout.begun
         self._hidden = len(begun)  # characters of the prompt, which are not shown
@@ -101,6 +102,7 @@ class CallFollower:
             given = self._make_id(self._started, name)
         self._now, self._pieces = (name, given), []
         self._is_quiet = self._source.at <= self._told
+        self._piece_end = self._source.at
         if not self._is_quiet:
             self._events.append(Event(index=self._started, name=name, id=given))
 
@@ -110,6 +112,7 @@ class CallFollower:
             marks = self._text.marks
             piece = "".join(c if marks.spelled(c) == c else quoted(marks.spelled(c)) for c in piece)
         self._pieces.append(piece)
+        self._piece_end = self._source.at
         if not self._is_quiet:
             self._events.append(Event(index=self._started, arguments=piece))
 
@@ -132,7 +135,7 @@ class CallFollower:
         """It cannot be read."""
         if self._now[0] and not self._is_quiet:
             self._started += 1
-            self._told = max(self._told, self._source.at)
+            self._told = max(self._told, self._piece_end)
             if self._source.has_ended:
                 self._told, self._is_cut = len(self._source.text), True
         self._now = ("", "")
