@@ -203,6 +203,7 @@ class Batches:
         self._wake = asyncio.Event()
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by owner
+        self._groups: dict[str, _Group] = {}  # the lines that run, by the id of their batch
         self._runner: asyncio.Task[None] | None = None
         self._lock: IO[bytes] | None = None
         self._writing = threading.Lock()  # of records: a batch may be cancelled while an answer is counted
@@ -258,6 +259,8 @@ class Batches:
             if record["status"] not in (*ENDED, "cancelling"):
                 record |= {"status": "cancelling", "cancelling_at": int(time.time())}
                 self.store.write(owner, record)
+        if self._loop is not None and (group := self._groups.get(name)) is not None:
+            self._loop.call_soon_threadsafe(group.cancel)
         self._look()
         return record
 
@@ -306,14 +309,15 @@ class Batches:
 
     async def _run(self) -> None:
         while True:
-            if self.store.home.is_dir() and self._has_lock():
+            has_any = self.store.home.is_dir()
+            if has_any and self._has_lock():
                 for owner in await asyncio.to_thread(self._waiting):
                     if owner not in self._tasks:
                         task = self._tasks[owner] = asyncio.create_task(self._run_owner(owner))
                         task.add_done_callback(partial(self._ended, owner))
             self._wake.clear()
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), LOOK_SECONDS)
+                await asyncio.wait_for(self._wake.wait(), LOOK_SECONDS if has_any else None)
 
     def _ended(self, owner: str, task: asyncio.Task[None]) -> None:
         self._tasks.pop(owner, None)
@@ -379,9 +383,14 @@ class Batches:
                         return
                     await self._answer(owner, record, asked)
 
-        async with _Group() as group:
-            for _ in range(AT_ONCE):
-                group.add(work())
+        group = self._groups[name] = _Group()
+        try:
+            async with group:
+                for _ in range(AT_ONCE):
+                    group.add(work())
+        finally:
+            del self._groups[name]
+        await asyncio.to_thread(self._is_over, owner, record)
         is_cancelled = record["status"] == "cancelling"
         is_whole = counted["completed"] + counted["failed"] >= counted["total"]
         status = "completed" if is_whole else "cancelled" if is_cancelled else "expired"
@@ -409,6 +418,8 @@ class Batches:
         def keep() -> None:
             kind = "output" if is_answered else "error"
             with self._writing:
+                if record["status"] in ENDED:  # it was cancelled in this moment
+                    return
                 self.store.append(owner, record["id"], kind, {**line, "error": None})
                 self._is_over(owner, record)
                 self.store.write(owner, record)
@@ -459,25 +470,34 @@ class Batches:
 
     def _finish(self, owner: str, record: Record, status: str) -> None:
         """Make files of the answers, and say that it has ended."""
-        for kind in ENDS:
-            path = self.store.path(owner, record["id"], kind)
-            if path.is_file():
-                name = f"{record['id']}_{kind}.jsonl"
-                kept = self.store.add_file(owner, name, "batch_output", path, record["keep_seconds"])
-                record[f"{kind}_file_id"] = kept["id"]
         with self._writing:
+            answered = self.store.answered(owner, record["id"])
+            counts = {"completed": len(answered["output"]), "failed": len(answered["error"])}
+            record["request_counts"] |= counts
+            for kind in ENDS:
+                path = self.store.path(owner, record["id"], kind)
+                if path.is_file():
+                    name = f"{record['id']}_{kind}.jsonl"
+                    kept = self.store.add_file(owner, name, "batch_output", path, record["keep_seconds"])
+                    record[f"{kind}_file_id"] = kept["id"]
             record |= {"status": status, f"{status}_at": int(time.time())}
             self.store.write(owner, record)
 
 
 class _Group:
-    """Tasks that end together: the first that fails ends the others."""
+    """Tasks that end together: the first that fails ends the others, and `cancel` ends all."""
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_cancelled = False
 
     def add(self, work: Any) -> None:
         self._tasks.append(asyncio.create_task(work))
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        for task in self._tasks:
+            task.cancel()
 
     async def __aenter__(self) -> _Group:
         return self
@@ -485,6 +505,9 @@ class _Group:
     async def __aexit__(self, *_: object) -> None:
         try:
             await asyncio.gather(*self._tasks)
+        except asyncio.CancelledError:
+            if not self._is_cancelled:  # the server ends
+                raise
         finally:
             for task in self._tasks:
                 task.cancel()
