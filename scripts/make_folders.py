@@ -92,6 +92,13 @@ DECODERS: dict[str, Callable[[], Any]] = {
     "llama-biases": lambda: t.LlamaForCausalLM(t.LlamaConfig(**sizes(attention_bias=True, mlp_bias=True))),
     "mistral": lambda: t.MistralForCausalLM(t.MistralConfig(**sizes(sliding_window=None))),
     "qwen2": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(**sizes(rope_parameters=YARN))),
+    "mistral-window": lambda: t.MistralForCausalLM(t.MistralConfig(**sizes(sliding_window=6))),
+    "qwen2-window": lambda: t.Qwen2ForCausalLM(
+        t.Qwen2Config(**sizes(use_sliding_window=True, sliding_window=6, max_window_layers=1))
+    ),
+    "starcoder2-window": lambda: t.Starcoder2ForCausalLM(
+        t.Starcoder2Config(**sizes(norm_epsilon=2.0**-9, sliding_window=6))
+    ),
     "qwen3": lambda: t.Qwen3ForCausalLM(t.Qwen3Config(**sizes(tie_word_embeddings=True))),
     "gemma3": lambda: t.Gemma3ForCausalLM(
         t.Gemma3TextConfig(

@@ -107,7 +107,7 @@ def test_a_folder_is_a_gguf_file_to_who_reads_it(tmp_path):
 
 
 @pytest.mark.golden
-@pytest.mark.parametrize("name", ["llama-biases"])
+@pytest.mark.parametrize("name", ["llama-biases", "mistral-window", "qwen2-window", "starcoder2-window"])
 def test_a_gguf_file_of_a_folder_has_the_same_logits(tmp_path, name):
     with Folder(DATA / name) as folder:
         write_gguf(tmp_path / "model.gguf", dict(folder.metadata), folder.tensors)
@@ -124,6 +124,40 @@ def test_a_llama_with_biases_in_some_layers_only_is_refused(copied):
     save_bf16(folder, tensors)
     with pytest.raises(ModelError, match=r"blk.1.ffn_up.bias: the tensor is missing"):
         read_spec(Folder(folder))
+
+
+QWEN = {"max_position_embeddings": 8192, "num_hidden_layers": 2, "layer_types": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        ("mistral-window", {}, [6, 6]),
+        ("mistral-window", {"sliding_window": None}, [None, None]),
+        ("mistral-window", {"sliding_window": 64}, [None, None]),  # as long as the context
+        ("llama-biases", {"sliding_window": 6}, [None, None]),  # transformers' Llama has none
+        ("starcoder2-window", {"sliding_window": None}, [None, None]),
+        ("qwen2-window", {}, [None, 6]),
+        ("qwen2-window", {**QWEN, "max_window_layers": 0}, [6, 6]),
+        ("qwen2-window", {**QWEN, "max_window_layers": None}, [None, None]),  # 28 by default
+        ("qwen2-window", {**QWEN, "use_sliding_window": None}, [None, None]),
+        ("qwen2-window", {"layer_types": ["sliding_attention", "full_attention"]}, [6, None]),
+    ],
+)
+def test_windows_are_those_of_transformers(copied, name, changes, expected):
+    spec = read_spec(Folder(copied(name, **changes)))
+    assert [layer.mixer.window for layer in spec.layers] == expected
+    assert spec.context_length == changes.get("max_position_embeddings", 64)
+
+
+def test_windows_that_a_configuration_does_not_name_have_the_default(copied):
+    def unnamed(config):
+        del config["sliding_window"]
+
+    for name, expected in (("mistral-window", [4096, 4096]), ("qwen2-window", [None, 4096])):
+        folder = copied(name, max_position_embeddings=8192)
+        change_json(folder / "config.json", unnamed)
+        assert [layer.mixer.window for layer in read_spec(Folder(folder)).layers] == expected
 
 
 def test_fingerprints_differ_by_configuration_and_weights(copied):
@@ -360,6 +394,12 @@ def test_tensors_that_overlap_are_refused(copied):
         ("mistral", {"hidden_size": None}, "hidden_size: the field is missing"),
         ("mistral", {"rope_parameters": {"rope_type": "magic"}}, "rope of type 'magic'"),
         ("llama", {"rope_parameters": {"rope_type": "llama3"}}, "low_freq_factor: the field is missing"),
+        (
+            "qwen2-window",
+            {"use_sliding_window": False},
+            "layers with a window, but use_sliding_window is false",
+        ),
+        ("qwen2-window", {"sliding_window": -1}, "sliding_window: is -1"),
         ("gemma3", {"query_pre_attn_scalar": 3}, "query_pre_attn_scalar"),
         ("gemma3", {"layer_types": ["full_attention"]}, "layer_types"),
         ("qwen3moe", {"num_local_experts": 1 << 20, "num_experts": 1 << 20}, "is possible"),

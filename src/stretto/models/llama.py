@@ -17,6 +17,7 @@ from stretto.models.common import (
 from stretto.models.mixture import mixture
 from stretto.models.rope import read_rope
 from stretto.models.spec import ModelSpec, plain_layer
+from stretto.models.windows import with_windows
 from stretto.weights.gguf import GGUF
 
 
@@ -26,8 +27,8 @@ def read(file: GGUF) -> ModelSpec:
     rope = read_rope(file, "llama", head_size(file, "llama"), "adjacent")
     mixer = attention(keys, rope, **attention_biases(keys))
     if not keys.count("expert_count"):
-        return plain_decoder(keys, mixer)
+        return with_windows(keys, plain_decoder(keys, mixer))
     refuse_caps(keys)
     apart = keys.has("blk.0.ffn_up.0.weight")
     ffn = mixture(keys, n_ff=keys.size("feed_forward_length"), apart=apart)
-    return decoder(keys, (plain_layer(mixer, ffn, keys.eps),) * keys.n_layer)
+    return with_windows(keys, decoder(keys, (plain_layer(mixer, ffn, keys.eps),) * keys.n_layer))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stretto.models.common import Keys, attention, head_size, plain_decoder
 from stretto.models.rope import read_rope
 from stretto.models.spec import ModelSpec, Temperature
+from stretto.models.windows import with_windows
 from stretto.weights.gguf import GGUF
 
 
@@ -16,4 +17,4 @@ def read(file: GGUF) -> ModelSpec:
     if slope:
         temperature = Temperature(slope, keys.size("rope.scaling.original_context_length"))
     rope = read_rope(file, "mistral3", head_size(file, "mistral3"), "adjacent")
-    return plain_decoder(keys, attention(keys, rope, temperature=temperature))
+    return with_windows(keys, plain_decoder(keys, attention(keys, rope, temperature=temperature)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stretto.models.common import Keys, attention, head_size, plain_decoder
 from stretto.models.rope import read_rope
 from stretto.models.spec import ModelSpec
+from stretto.models.windows import with_windows
 from stretto.weights.gguf import GGUF
 
 
@@ -12,4 +13,4 @@ def read(file: GGUF) -> ModelSpec:
     """The spec of a qwen2 file."""
     keys = Keys(file, "qwen2")
     rope = read_rope(file, "qwen2", head_size(file, "qwen2"), "halves")
-    return plain_decoder(keys, attention(keys, rope, bias=True))
+    return with_windows(keys, plain_decoder(keys, attention(keys, rope, bias=True)))

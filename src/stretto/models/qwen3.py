@@ -5,6 +5,7 @@ from __future__ import annotations
 from stretto.models.common import Keys, attention, attention_biases, head_size, plain_decoder, qk_norms
 from stretto.models.rope import read_rope
 from stretto.models.spec import ModelSpec
+from stretto.models.windows import with_windows
 from stretto.weights.gguf import GGUF
 
 
@@ -12,4 +13,6 @@ def read(file: GGUF) -> ModelSpec:
     """The spec of a qwen3 file."""
     keys = Keys(file, "qwen3")
     rope = read_rope(file, "qwen3", head_size(file, "qwen3"), "halves")
-    return plain_decoder(keys, attention(keys, rope, **attention_biases(keys), **qk_norms(keys.eps)))
+    return with_windows(
+        keys, plain_decoder(keys, attention(keys, rope, **attention_biases(keys), **qk_norms(keys.eps)))
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stretto.models.common import Keys, attention, attention_biases, decoder, head_size, refuse_experts
 from stretto.models.rope import read_rope
 from stretto.models.spec import Dense, Layer, ModelSpec, Norm
+from stretto.models.windows import with_windows
 from stretto.weights.gguf import GGUF
 
 
@@ -23,4 +24,4 @@ def read(file: GGUF) -> ModelSpec:
         return Norm(name, keys.layer_eps, "layer", bias=True)
 
     layer = Layer(mixer, ffn, norm("attn_norm"), norm("ffn_norm"))
-    return decoder(keys, (layer,) * keys.n_layer, output_norm=norm("output_norm"))
+    return with_windows(keys, decoder(keys, (layer,) * keys.n_layer, output_norm=norm("output_norm")))

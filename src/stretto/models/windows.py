@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from stretto.models.common import Keys
+from stretto.models.spec import Attention, ModelSpec
 
 PATTERN = "attention.sliding_window_pattern"
 
@@ -14,6 +17,21 @@ def windowed(keys: Keys, period: int) -> list[bool]:
         return keys.flags(PATTERN)
     period = keys.size(PATTERN, period)
     return [i % period < period - 1 for i in range(keys.n_layer)]
+
+
+def with_windows(keys: Keys, spec: ModelSpec) -> ModelSpec:
+    """The spec with windows in the layers that the file lists, of an architecture that usually has none.
+
+    Files of llama.cpp's converter do not list any: only Hugging Face folders of these architectures do.
+    """
+    if f"{keys.arch}.{PATTERN}" not in keys.file.metadata:
+        return spec
+    window, layers = keys.size("attention.sliding_window"), list(spec.layers)
+    for i, has_window in enumerate(keys.flags(PATTERN)):
+        mixer = layers[i].mixer
+        if has_window and isinstance(mixer, Attention):
+            layers[i] = replace(layers[i], mixer=replace(mixer, window=window))
+    return replace(spec, layers=tuple(layers))
 
 
 def both_sides(keys: Keys) -> int:

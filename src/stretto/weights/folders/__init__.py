@@ -21,7 +21,7 @@ from stretto.weights.folders import (
     norms,
 )
 from stretto.weights.folders.conversion import Conversion
-from stretto.weights.folders.defaults import GEMMA3, GEMMA3N, GEMMA4, QWEN35
+from stretto.weights.folders.defaults import GEMMA3, GEMMA3N, GEMMA4, QWEN35, WINDOW
 from stretto.weights.folders.int4 import FIELD, check_packed, read_packing
 from stretto.weights.folders.stored import Sources
 from stretto.weights.json_file import Fields
@@ -72,7 +72,7 @@ KINDS: dict[str, Kind] = {
     "lfm2_moe": Kind("lfm2moe", hybrids.lfm2),
     "llama": Kind("llama", llama.llama),
     "ministral3": Kind("mistral3", llama.ministral3),
-    "mistral": Kind("llama", llama.llama),
+    "mistral": Kind("llama", llama.mistral, defaults=WINDOW),
     "mixtral": Kind("llama", experts.mixtral),
     "modernbert": Kind("modern-bert", encoders.modern_bert, encoders.PREFIXES, ()),
     "nemotron_h": Kind("nemotron_h", mambas.nemotron, ("backbone.", "model."), ()),
@@ -80,9 +80,9 @@ KINDS: dict[str, Kind] = {
     "olmo2": Kind("olmo2", norms.olmo),
     "olmo3": Kind("olmo2", norms.olmo),
     "phi3": Kind("phi3", llama.phi3),
-    "qwen2": Kind("qwen2", llama.qwen),
+    "qwen2": Kind("qwen2", llama.qwen, defaults=WINDOW),
     "qwen2_moe": Kind("qwen2moe", experts.qwen2moe),
-    "qwen3": Kind("qwen3", llama.qwen),
+    "qwen3": Kind("qwen3", llama.qwen, defaults=WINDOW),
     "qwen3_5_moe_text": Kind("qwen35moe", hybrids.qwen35, defaults=QWEN35),
     "qwen3_5_text": Kind("qwen35", hybrids.qwen35, defaults=QWEN35),
     "qwen3_next": Kind("qwen3next", hybrids.qwen3next),

@@ -47,3 +47,4 @@ QWEN35: dict[str, Any] = {
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
 }
+WINDOW = {"sliding_window": 4096}  # of Mistral, and of Qwen with use_sliding_window

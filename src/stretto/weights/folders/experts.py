@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stretto.weights.folders.conversion import MAX_EXPERTS, Conversion
 from stretto.weights.folders.decoder import ATTENTION, BEFORE, FEED_FORWARD, LLAMA, plain_decoder
-from stretto.weights.folders.llama import end_at_window, multipliers
+from stretto.weights.folders.llama import multipliers, window_everywhere
 from stretto.weights.folders.ops import STACK, half, without_axis
 
 SHARED = {
@@ -64,7 +64,7 @@ def mixtral(conversion: Conversion) -> None:
     plain_decoder(conversion, names, pairs="adjacent")
     expert_keys(conversion)
     take_experts(conversion, "block_sparse_moe.experts", WS)
-    end_at_window(conversion)
+    window_everywhere(conversion)
 
 
 def qwen2moe(conversion: Conversion) -> None:

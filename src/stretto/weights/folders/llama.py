@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 from stretto.weights.folders.conversion import Conversion
-from stretto.weights.folders.decoder import ATTENTION, FEED_FORWARD, LLAMA, plain_decoder
+from stretto.weights.folders.decoder import ATTENTION, FEED_FORWARD, LLAMA, plain_decoder, window_pattern
 from stretto.weights.folders.rope import rope_fields
 
 
 def llama(conversion: Conversion) -> None:
-    """Llama, Mistral and others of this architecture."""
+    """Llama and others of this architecture."""
     plain_decoder(conversion, pairs="adjacent")
-    end_at_window(conversion)
 
 
-def end_at_window(conversion: Conversion) -> None:
-    """End the context where a window of all layers would begin to matter: these files have no key for it."""
-    window = conversion.config.integer("sliding_window", 0)
-    if 0 < window < conversion.keys["context_length"]:
-        conversion.keys["context_length"] = window
+def mistral(conversion: Conversion) -> None:
+    """Mistral: a llama that may have a window."""
+    llama(conversion)
+    window_everywhere(conversion)
+
+
+def window_everywhere(conversion: Conversion) -> None:
+    """Set the keys of a window of all layers, where `sliding_window` has one."""
+    set_windows(conversion, conversion.config.integer("sliding_window", 0), [True] * conversion.n_layer)
+
+
+def set_windows(conversion: Conversion, window: int, pattern: list[bool]) -> None:
+    """Set the keys of a window that matters; `pattern` says which layers have it."""
+    if 0 < window < conversion.keys["context_length"] and any(pattern):
+        conversion.keys["attention.sliding_window"] = window
+        conversion.keys["attention.sliding_window_pattern"] = pattern
 
 
 def qwen(conversion: Conversion) -> None:
-    """Qwen 2, 2.5 and 3."""
-    conversion.refuse("use_sliding_window", "a window")
+    """Qwen 2, 2.5 and 3: with `use_sliding_window`, layers from `max_window_layers` on have a window."""
     plain_decoder(conversion)
+    config = conversion.config
+    pattern = window_pattern(conversion) if "layer_types" in config else []
+    conversion.keys.pop("attention.sliding_window_pattern", None)
+    if not config.flag("use_sliding_window", False):
+        if any(pattern):
+            raise config.error("layer_types", "has layers with a window, but use_sliding_window is false")
+        return
+    first = config.integer("max_window_layers", 28)
+    pattern = pattern or [i >= first for i in range(conversion.n_layer)]
+    set_windows(conversion, config.integer("sliding_window", 0), pattern)
 
 
 def qwen3vl(conversion: Conversion) -> None:
@@ -43,7 +62,7 @@ def ministral3(conversion: Conversion) -> None:
     scale = rope_fields(conversion.config).number("llama_4_scaling_beta", 0.0)
     if scale:
         conversion.keys["attention.temperature_scale"] = scale
-    end_at_window(conversion)
+    window_everywhere(conversion)
 
 
 def smollm3(conversion: Conversion) -> None:
@@ -104,7 +123,7 @@ def starcoder2(conversion: Conversion) -> None:
     names = {**ATTENTION, **BEFORE_STARCODER, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
     plain_decoder(conversion, names)
     conversion.keys["attention.layer_norm_epsilon"] = conversion.config.number("norm_epsilon")
-    end_at_window(conversion)
+    window_everywhere(conversion)
 
 
 BEFORE_STARCODER = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
