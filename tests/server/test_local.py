@@ -1,5 +1,6 @@
 """The Unix socket of a server: commands of the same user get the same texts from it, and nobody else does."""
 
+import asyncio
 import errno
 import io
 import json
@@ -242,6 +243,23 @@ def test_the_end_of_the_server_ends_streams_with_a_reason():
     assert not local.sockets()
 
 
+def test_a_client_that_reads_nothing_does_not_hold_up_the_end_of_the_server(monkeypatch):
+    stuck = threading.Event()
+
+    async def block(talk, answer):
+        stuck.set()
+        await asyncio.Event().wait()  # as a full buffer does
+
+    monkeypatch.setattr("stretto.server.local.LAST_BYTES_SECONDS", 0.0)
+    with serving(endless(), models=(f"m={MODEL}",), local=True, grace_seconds=0.1):
+        llm = find()
+        monkeypatch.setattr("stretto.server.local._Talk._send", block)
+        llm._connection.send({"verb": "stream", "model": "m", "prompt": "x", "options": {}})
+        assert stuck.wait(60)
+    llm.close()
+    assert not local.sockets()
+
+
 # -- others who listen there --
 
 
@@ -264,13 +282,13 @@ class Pretender:
 
     def _talk(self):
         connected, _ = self._listening.accept()
-        with connected, connected.makefile("rwb") as file:
+        # A client that has read enough goes; closing the file would write the rest to it.
+        with suppress(OSError), connected, connected.makefile("rwb") as file:
             for line in self._lines:
                 if not file.readline():
                     return
-                with suppress(OSError):  # a client that has read enough
-                    file.write(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n")
-                    file.flush()
+                file.write(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n")
+                file.flush()
 
     def __enter__(self):
         return self

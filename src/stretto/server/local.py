@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("stretto.server")
 
 MAX_CONNECTIONS = 64
+LAST_BYTES_SECONDS = 2.0  # for clients to read the end of cancelled streams
 PATH = "/local"  # of its requests, among those of HTTP
 EXACT = ("native", "reference", "torch")  # backends whose texts do not depend on what else is in a batch
 SALT = "local"  # of the prefix cache, where callers are apart
@@ -77,7 +78,10 @@ class LocalSocket:
         self._server = await asyncio.start_unix_server(self._connected, sock=self._listening, limit=limit)
 
     async def close(self) -> None:
-        """Accept no more, and wait until those that are being answered have ended."""
+        """Accept no more, and wait until those that are being answered have ended, but not for ever.
+
+        The server cancels what still runs after its grace period; clients that read nothing end here.
+        """
         with suppress(OSError):
             self._path.unlink()
         if self._server is None:
@@ -87,7 +91,10 @@ class LocalSocket:
         for connection in tuple(self.idle):
             connection.cancel()
         if self._tasks:
-            await asyncio.wait(tuple(self._tasks))
+            seconds = self._state.settings.grace_seconds + LAST_BYTES_SECONDS
+            _, late = await asyncio.wait(tuple(self._tasks), timeout=seconds)
+            for connection in late:
+                connection.cancel()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
