@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from statistics import median
 
 YARDSTICK = "import numpy, typer"
@@ -37,6 +38,14 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--no-serving", action="store_true", help="only what needs no server")
     given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="stretto-start-", dir="/tmp") as folder:
+        measure(given, Path(folder))
+
+
+def measure(given: argparse.Namespace, folder: Path) -> None:
+    """Run the commands in turns; their answers are not kept among the user's conversations."""
+    (folder / "config.toml").write_text("logs = false\n")
+    os.environ["STRETTO_CONFIG"] = str(folder / "config.toml")
 
     def python(code: str, *arguments: str) -> list[str]:
         return [sys.executable, "-c", code, *arguments]
@@ -55,7 +64,7 @@ def main() -> None:
     else:
         commands["stretto run --no-server, one token"] = python(RUN, *answer, "--no-server")
         commands["stretto run with a server, one token"] = python(RUN, *answer)
-        os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="stretto-start-", dir="/tmp")
+        os.environ["XDG_RUNTIME_DIR"] = str(folder)
         serve = python(RUN, "serve", "-m", given.model, "--port", "0")
         server = subprocess.Popen(serve, stdout=subprocess.PIPE)
         assert server.stdout is not None
