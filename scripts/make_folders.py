@@ -112,6 +112,30 @@ DECODERS: dict[str, Callable[[], Any]] = {
             )
         )
     ),
+    "gemma4": lambda: t.Gemma4ForCausalLM(
+        t.Gemma4TextConfig(
+            **sizes(
+                num_hidden_layers=11,
+                layer_types=["sliding_attention"] * 3
+                + ["full_attention"]
+                + ["sliding_attention"] * 6
+                + ["full_attention"],
+                sliding_window=6,
+                global_head_dim=16,
+                hidden_size_per_layer_input=0,
+                rope_parameters={
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+                    "full_attention": {
+                        "rope_type": "proportional",
+                        "partial_rotary_factor": 0.5,
+                        "rope_theta": 5000.0,
+                    },
+                },
+                num_kv_shared_layers=0,
+                tie_word_embeddings=True,
+            )
+        )
+    ),
     "phi3": lambda: t.Phi3ForCausalLM(t.Phi3Config(**sizes(sliding_window=None))),
     "mixtral": lambda: t.MixtralForCausalLM(
         t.MixtralConfig(**sizes(**EXPERTS, num_local_experts=3, sliding_window=None))
@@ -171,7 +195,7 @@ def prepared(model: torch.nn.Module, name: str) -> torch.nn.Module:
     """The model with random weights that bfloat16 has exactly."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     model = model.eval().float()
-    randomize(model, rng, norms_at_zero=lambda _: "gemma" in name)
+    randomize(model, rng, norms_at_zero=lambda _: "gemma" in name and name != "gemma4")
     for buffer_name, values in model.named_buffers():
         if buffer_name.endswith("e_score_correction_bias"):
             bias = torch.from_numpy(rng.normal(0, 0.3, tuple(values.shape)).astype(np.float32))

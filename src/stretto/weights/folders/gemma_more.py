@@ -167,9 +167,13 @@ def gemma4(conversion: Conversion) -> None:
 
 
 def _global_fields(conversion: Conversion, pattern: list[bool]) -> Fields:
-    """The settings of layers without a window, where a configuration has them layer by layer."""
+    """The settings of layers without a window, where a configuration has them layer by layer.
+
+    transformers pads the layers' numbers with zeros, so that they are sorted: "03" of ten layers and more.
+    """
     layers = conversion.config.object("per_layer_config", {})
-    wide = [layers.object(str(i), {}) for i, windowed in enumerate(pattern) if not windowed]
+    numbers = {int(key): key for key in layers if key.isdecimal()}
+    wide = [layers.object(numbers.get(i, str(i)), {}) for i, windowed in enumerate(pattern) if not windowed]
     if any(dict(layer) != dict(wide[0]) for layer in wide):
         raise conversion.config.error("per_layer_config", "layers without a window must be alike")
     return wide[0] if wide else layers
