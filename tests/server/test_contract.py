@@ -14,9 +14,11 @@ ENDLESS = ("/stretto/live",)  # tested in test_live.py
 
 
 @pytest.fixture(scope="module")
-def server():
-    with serving(lambda entry: mock_llm("Hello", context_length=256, cells=512)) as running:
-        yield running
+def server(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STRETTO_HOME", str(tmp_path_factory.mktemp("home")))  # files are kept there
+        with serving(lambda entry: mock_llm("Hello", context_length=256, cells=512)) as running:
+            yield running
 
 
 @pytest.fixture(scope="module")
