@@ -30,6 +30,7 @@ from stretto.weights import hub
 HERE = Path(__file__).parent
 TEXT = "Once upon a time there was"
 SMOLLM2, GEMMA3, QWEN2 = "SmolLM2 135M Q4_1", "Gemma 3 270M Q4_K_M", "Qwen2.5 0.5B shape Q4_0"
+CODER = "Qwen2.5-Coder 1.5B Q4_K_M"
 SAME, Q4_0 = "same file", "its Q4_0"
 
 
@@ -52,26 +53,26 @@ def tests(args):
     decode = {"do": "decode", "tokens": n}
     deep = {**decode, "depth": args.depth}
     batch = {"do": "batch", "sequences": args.sequences, "prompt": n, "tokens": n}
+    prefill = {"do": "prefill", "prompt": args.prompt}
+    first = {"do": "first_token", "text": TEXT}
     name = f"decode at depth {args.depth}, K/V"
     found = [
         Test(SMOLLM2, f"decode {n}", decode, n, files=both),
-        Test(
-            SMOLLM2,
-            f"prefill {args.prompt}",
-            {"do": "prefill", "prompt": args.prompt},
-            args.prompt,
-            files=both,
-        ),
+        Test(SMOLLM2, f"prefill {args.prompt}", prefill, args.prompt, files=both),
         Test(SMOLLM2, f"{name} f16", deep, n, files=both),
         Test(SMOLLM2, f"{name} 8 bits", deep, n, files=both, ours={"kv": "q8"}),
         Test(SMOLLM2, f"{args.sequences} sequences", batch, n * args.sequences, files=both),
-        Test(SMOLLM2, "load to first token", {"do": "first_token", "text": TEXT}, 0, files=both, fresh=True),
+        Test(SMOLLM2, "load to first token", first, 0, files=both, fresh=True),
         Test(GEMMA3, f"decode {n}", decode, n),
         Test(QWEN2, f"decode {n}", decode, n),
+        Test(CODER, f"decode {n}", decode, n),
+        Test(CODER, f"prefill {args.prompt}", prefill, args.prompt),
+        Test(CODER, f"{name} f16", deep, n),
+        Test(CODER, f"{args.sequences} sequences", batch, n * args.sequences),
     ]
     found[3].ways.append({"flash": True, "kv": "q8"})  # 8 bits for both, and f16 if that is faster for them
     wanted = [test for test in found if not args.only or re.search(args.only, f"{test.model} {test.name}")]
-    return sorted(wanted, key=lambda test: [SMOLLM2, GEMMA3, QWEN2].index(test.model))
+    return sorted(wanted, key=lambda test: [SMOLLM2, GEMMA3, QWEN2, CODER].index(test.model))
 
 
 def model_files(names, folder, peer):
@@ -85,6 +86,8 @@ def model_files(names, folder, peer):
             peer.ask({"do": "quantize", "model": str(found[SMOLLM2, SAME]), "to": str(requantised)})
     if GEMMA3 in names:
         found[GEMMA3, SAME] = hub.resolve("gemma3-270m")
+    if CODER in names:
+        found[CODER, SAME] = hub.resolve("qwen2.5-coder-1.5b")
     if QWEN2 in names:
         found[QWEN2, SAME] = shaped = folder / "qwen2.5-0.5b-q4_0.gguf"
         if not shaped.exists():

@@ -33,6 +33,7 @@ GIVEN: dict[str, dict[str, tuple[str, ...]]] = {
         "docs/tutorials/structured-extraction.md": ("1,088",),
     },
     SIZE: {
+        "README.md": ("98 MB",),
         "docs/explanation/cache.md": ("46 MB",),
         "docs/explanation/step.md": ("98 MB",),
         "docs/reference/bench.md": ("49,152",),

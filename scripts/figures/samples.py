@@ -18,7 +18,7 @@ COMPARED = {
     "onnxruntime-genai": "ONNX Runtime GenAI, the exported folder",
     "transformers": "transformers, the GGUF file as float32",
 }
-SMOLLM2, SAME, Q4_0 = "SmolLM2 135M Q4_1", "same file", "its Q4_0"
+SMOLLM2, CODER, SAME, Q4_0 = "SmolLM2 135M Q4_1", "Qwen2.5-Coder 1.5B Q4_K_M", "same file", "its Q4_0"
 
 
 @cache
@@ -71,11 +71,16 @@ def llamacpp_pairs() -> list[Pair]:
     return [min(pairs, key=lambda pair: pair.peer_seconds) for pairs in settings.values()]
 
 
+def pairs_of(cpu: str, test: str, model: str, file: str = SAME) -> list[Pair]:
+    """One test of vs_llamacpp.py, whose name may be shortened; empty if it was not measured on that CPU."""
+    found = (one for one in llamacpp_pairs() if (one.cpu, one.model, one.file) == (cpu, model, file))
+    return [pair for pair in found if pair.test.startswith(test)][:1]
+
+
 def llamacpp_pair(cpu: str, test: str, file: str = SAME, model: str = SMOLLM2) -> Pair:
-    """One test of vs_llamacpp.py; its name may be shortened."""
-    for pair in llamacpp_pairs():
-        if (pair.cpu, pair.model, pair.file) == (cpu, model, file) and pair.test.startswith(test):
-            return pair
+    """The same, of a test that has to be there."""
+    for pair in pairs_of(cpu, test, model, file):
+        return pair
     raise KeyError(f"{test} of {model} on {cpu}, {file}")
 
 

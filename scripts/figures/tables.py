@@ -3,11 +3,13 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import product
 from statistics import median
 
 from figures import parallel, samples
 from figures.samples import ARM, X86
 
+CPUS = (X86, "**x86** Emerald Rapids"), (ARM, "**ARM** Neoverse N1")
 DEPTH = "decode at depth 2048, K/V f16"
 
 
@@ -18,32 +20,22 @@ def markdown(rows: Iterable[Iterable[str]]) -> str:
 
 
 def readme_cpus() -> str:
-    """SmolLM2 beside llama.cpp, on both CPUs."""
-    rows: list[list[str]] = [
-        ["SmolLM2 135M Q4_1, 2 threads", "tok/s", "times llama.cpp's speed, same file", "command"]
-    ]
-    command = "`benchmarks/vs_llamacpp.py`"
-    for name, cpu in (("**x86** Emerald Rapids", X86), ("**ARM** Neoverse N1", ARM)):
-        decode, prefill = (samples.llamacpp_pair(cpu, test) for test in ("decode 64", "prefill"))
-        deep, wide = (samples.llamacpp_pair(cpu, test) for test in (DEPTH, "16 sequences"))
-        rates = f"{decode.ours:,.0f} / {prefill.ours:,.0f}"
-        rows.append(
-            [
-                f"{name}: decode / prefill 512",
-                rates,
-                f"**{decode.ratio:.1f} ×** / **{prefill.ratio:.1f} ×**",
-                command,
-            ]
-        )
-        rates = f"{deep.ours:,.0f} / {wide.ours:,.0f}"
-        rows.append(
-            [
-                "decode at depth 2,048 / 16 sequences",
-                rates,
-                f"**{deep.ratio:.1f} ×** / **{wide.ratio:.1f} ×**",
-                command,
-            ]
-        )
+    """The default model and SmolLM2 beside llama.cpp, on the CPUs on which they were measured."""
+    rows: list[list[str]] = [["2 threads", "tok/s", "times llama.cpp's speed, same file", "command"]]
+    models = (samples.CODER, "decode 32"), (samples.SMOLLM2, "decode 64")
+    for (model, decode), (cpu, family) in product(models, CPUS):
+        tests = {
+            "decode": decode,
+            "prefill 512": "prefill",
+            "depth 2,048": DEPTH,
+            "16 sequences": "16 sequences",
+        }
+        pairs = {label: pair for label, test in tests.items() for pair in samples.pairs_of(cpu, test, model)}
+        if pairs:
+            rates = " / ".join(f"{pair.ours:,.0f}" for pair in pairs.values())
+            ratios = " / ".join(f"**{pair.ratio:.1f}**" for pair in pairs.values())
+            row = [f"{model}, {family}: {' / '.join(pairs)}", rates, ratios, "`benchmarks/vs_llamacpp.py`"]
+            rows.append(row)
     return markdown(rows)
 
 
