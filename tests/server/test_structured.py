@@ -165,6 +165,17 @@ def slow_schema(number):
     }
 
 
+def test_a_shutdown_does_not_wait_for_a_grammar():
+    with ThreadPoolExecutor(1) as pool:
+        with serving(grace_seconds=0.2) as server:
+            body = {**CHAT, "response_format": slow_schema(7)}
+            waiting = pool.submit(httpx.post, f"{server.url}/v1/chat/completions", json=body, timeout=60)
+            while not any(thread.name == "stretto-grammar" for thread in threading.enumerate()):
+                assert not waiting.done(), waiting.result().text
+        answer = waiting.result()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+
+
 def test_slow_schemas_of_one_key_delay_only_its_own(monkeypatch):
     """Another key's schema is compiled meanwhile; slow ones are refused as such, or may be tried again."""
     monkeypatch.setattr(workers, "MAX_CPU_SECONDS", 0.05)

@@ -60,6 +60,8 @@ class Generation:
         self.adapter: Any = None  # of its texts
         self._prompt_begun: float | None = None  # when a stream with progress had its first
         self._first_token: float | None = None  # when a stream with timings sent its first
+        self._compiling: asyncio.Future[Any] | None = None  # its grammar
+        self._is_stopped = False  # the server shuts down
         state.generations.add(self)
 
     @property
@@ -105,7 +107,7 @@ class Generation:
         if self.lease.llm.backend.capabilities.fused and not FOR_PYTHON & options.keys():
             options["loop"] = "fused"
         if (grammar := options.get("grammar")) is not None:
-            options["grammar"] = await self.lease.llm.compile_grammar(grammar, self.caller.name)
+            options["grammar"] = await self._compiled(grammar)
         choose_adapter(options, self.lease)
         self.adapter = options.get("adapter")
         options["cache_salt"] = self.caller.salt or None
@@ -143,7 +145,7 @@ class Generation:
         """Raise if there is nothing to return."""
         self.check_cancelled()
         if result.finish_reason == "cancelled":
-            raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
+            raise _shutting_down()
         if result.finish_reason == "timeout" and not result.tokens and not self._has_own_timeout:
             raise ApiError(
                 503, "no token came before the time limit of the request", code="timeout", retry_after=10
@@ -200,8 +202,22 @@ class Generation:
         """Seconds, for answers without generated tokens."""
         return {"load": round(self.lease.waited, 6), "total": round(time.monotonic() - self.since, 6)}
 
+    async def _compiled(self, grammar: Any) -> Any:
+        """The grammar, compiled; raises if the server shuts down meanwhile."""
+        work = self.lease.llm.compile_grammar(grammar, self.caller.name)
+        self._compiling = asyncio.ensure_future(work)
+        try:
+            return await self._compiling
+        except asyncio.CancelledError:
+            if not self._is_stopped:
+                raise
+            raise _shutting_down() from None
+
     def stop(self) -> None:
         """Cancel its texts: the server shuts down."""
+        self._is_stopped = True
+        if self._compiling is not None:
+            self._compiling.cancel()
         if self.texts is not None:
             self.texts.cancel()
 
@@ -350,6 +366,10 @@ def _rate(name: str, n: int, seconds: float, n_timed: int) -> dict[str, float]:
         f"{name}_per_token_ms": ms / timed if timed else 0.0,
         f"{name}_per_second": 1000 * timed / ms if timed else 0.0,
     }
+
+
+def _shutting_down() -> ApiError:
+    return ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
 
 
 def cancelled() -> ApiError:
