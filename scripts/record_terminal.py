@@ -27,13 +27,13 @@ SESSIONS = {
     "run": (
         "stretto run",
         [
-            ('stretto run "What is 2+2?" --temperature 0', "tok/s", 1),
+            ('stretto run "In one sentence: why is the sky blue?" --temperature 0', "tok/s", 1),
+            ('stretto run -c "And at sunset?" --temperature 0 -n 60', "tok/s", 2),
             (
                 'echo "Ada, born in 1815." | stretto run "Which year?" --regex "[0-9]{4}" --temperature 0',
                 "tok/s",
-                2,
+                3,
             ),
-            ('stretto run --raw "The capital of France is" -n 8 --temperature 0', "tok/s", 3),
         ],
     ),
     "chat": (
