@@ -21,6 +21,8 @@ from statistics import median
 
 YARDSTICK = "import numpy, typer"
 RUN = "from stretto.cli import main; main()"
+# Installed packages have bytecode; without it a checkout would be compiled at each start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def spent(command: list[str]) -> tuple[float, float]:
