@@ -283,8 +283,12 @@ def test_no_permission(stretto, tiny_path):
 
 
 def test_no_permission_as_anybody(stretto, tiny_path, monkeypatch):
+    usual = Path.open
+
     def deny(self, *args, **kwargs):
-        raise PermissionError(13, "Permission denied")
+        if self == tiny_path:
+            raise PermissionError(13, "Permission denied")
+        return usual(self, *args, **kwargs)
 
     monkeypatch.setattr(Path, "open", deny)
     assert "no permission to read it" in refused(stretto("inspect", str(tiny_path)))

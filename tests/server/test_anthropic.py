@@ -215,7 +215,7 @@ def test_an_image_needs_a_model_that_sees(client):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"model": 3}, "model"),
         ({"messages": []}, "messages"),
         ({"bogus": 1}, "bogus"),

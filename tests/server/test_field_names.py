@@ -15,7 +15,7 @@ COMPLETION = {"model": "m", "prompt": "Hi"}
     [
         ("max_new_tokens", "it is max_tokens here"),
         ("penalty_repeat", "it is repetition_penalty here"),
-        ("eos_token_id", "it is stop_tokens here"),
+        ("eos_token_id", "did you mean stop_token_ids?"),
         ("lora_request", "it is lora here"),
         ("guided_decoding", "it is grammar here"),
         ("do_sample", "temperature 0"),
