@@ -31,7 +31,7 @@ FORMATS_HEAD = """
 ## Number formats of GGUF files
 
 A quantised tensor is stored in blocks of numbers that share a scale. Those that are "described only" can be
-inspected, and not loaded.
+inspected, and not loaded. Q2_0 is read as Q4_0, which has the same numbers and takes twice the memory.
 """
 MIXES_HEAD = """
 ## Mixes that `stretto quantize` writes
@@ -84,7 +84,7 @@ def _formats() -> Iterator[tuple[str, str, str, str]]:
         yield _format(one, "yes" if one in WRITABLE else "")
     for one in Format:
         if one not in READABLE:
-            yield _format(one, "described only")
+            yield _format(one, "as Q4_0" if one is Format.Q2_0 else "described only")
 
 
 def _format(one: Format, written: str) -> tuple[str, str, str, str]:

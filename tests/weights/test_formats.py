@@ -8,8 +8,15 @@ import pytest
 from gguf.quants import dequantize as gguf_dequantize
 
 from stretto import _native
+from stretto.backends.native import NativeBackend
+from stretto.backends.reference import ReferenceBackend
 from stretto.errors import InvalidRequest, ModelError
+from stretto.models import read_spec
 from stretto.weights.formats import READABLE, WRITABLE, Format, dequantize, quantize
+from stretto.weights.gguf import GGUF
+from stretto.weights.tensor import Tensor
+from stretto.weights.writer import Quantized, write_gguf
+from tiny_models import text_logits, tiny_file
 
 GOLDEN = Path(__file__).parent.parent / "data" / "formats.npz"  # made by scripts/make_format_golden.py
 SMALL = "MXFP4 NVFP4 TQ1_0 TQ2_0 Q1_0 IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S".split()  # noqa: SIM905
@@ -26,6 +33,80 @@ def test_table_agrees_with_gguf():
     for kind, (block, size) in gguf.GGML_QUANT_SIZES.items():
         fmt = Format(kind.value)
         assert (fmt.name, fmt.block, fmt.size) == (kind.name, block, size)
+
+
+# Formats that no model file has its weights in: ggml makes Q8_1 and Q8_K while it computes; the others are
+# plain numbers that models have for counts.
+UNREAD = {
+    **dict.fromkeys(("Q8_1", "Q8_K"), "made while computing"),
+    **dict.fromkeys(("I8", "I16", "I32", "I64", "F64"), "no weights"),
+}
+
+
+@pytest.mark.parametrize("name", sorted({kind.name for kind in gguf.GGMLQuantizationType} | {"Q2_0"}))
+def test_every_type_of_ggml_is_read_or_has_a_reason(name):
+    fmt = Format[name]
+    data = np.zeros((1, fmt.size), np.uint8)
+    if name in UNREAD:
+        with pytest.raises(ModelError, match=f"tensors in {name} are not supported"):
+            dequantize(data, fmt)
+    else:
+        assert dequantize(data, fmt).shape == (1, fmt.block)
+
+
+def q2_0(rng, rows, columns):
+    """Blocks of Q2_0, and their numbers as dequantize_row_q2_0 of ggml computes them."""
+    data = rng.integers(0, 256, (rows, columns // 64, 18), dtype=np.uint8)
+    data[..., :2] = rng.uniform(-0.1, 0.1, (rows, columns // 64, 1)).astype("<f2").view(np.uint8)
+    numbers = np.empty((rows, columns), np.float32)
+    for row in range(rows):
+        for j in range(columns):
+            block = data[row, j // 64]
+            q = int(block[2 + j % 64 // 4]) >> j % 4 * 2 & 3
+            numbers[row, j] = (q - 1) * np.float32(block[:2].view("<f2")[0])
+    return data.reshape(rows, -1), numbers
+
+
+def test_q2_0_is_read_exactly(tmp_path):
+    data, numbers = q2_0(np.random.default_rng(3), 6, 192)
+    assert np.array_equal(dequantize(data, Format.Q2_0), numbers)
+    path = tmp_path / "q2_0.gguf"
+    stored = Tensor("blk.0.ffn_up.weight", (2, 3, 192), Format.Q2_0, 0, data.reshape(2, 3, -1))
+    write_gguf(path, {"general.architecture": "llama"}, {stored.name: stored})
+    with GGUF(path) as file:
+        found = file.tensors[stored.name]
+        assert (found.format, found.shape, found.nbytes) == (Format.Q4_0, stored.shape, 2 * data.nbytes)
+        assert found.data.nbytes == found.nbytes
+        assert np.array_equal(found.dequantize(), numbers.reshape(stored.shape))
+        assert len(file.fingerprint()()) == 64
+        file.forget(found)
+    with pytest.raises(InvalidRequest, match="whole blocks of 18"):
+        dequantize(data[:, :17], Format.Q2_0)
+
+
+def test_a_model_in_q2_0_computes_what_the_same_in_float32_does(tmp_path):
+    source, rng = tiny_file("granite"), np.random.default_rng(4)
+    tensors = {0: dict(source.tensors), 1: dict(source.tensors)}
+    n_ff, n_embd = 64, source.tensors["blk.0.ffn_down.weight"].shape[0]
+    for layer in range(source.metadata["granite.block_count"]):
+        for name, shape in (("gate", (n_ff, n_embd)), ("up", (n_ff, n_embd)), ("down", (n_embd, n_ff))):
+            key = f"blk.{layer}.ffn_{name}.weight"
+            numbers = rng.normal(0, 0.1, shape).astype(np.float32)
+            tensors[0][key] = tensors[1][key] = Quantized(numbers, Format.F32)
+        data, numbers = q2_0(rng, n_embd, n_ff)
+        tensors[0][key] = Tensor(key, (n_embd, n_ff), Format.Q2_0, 0, data)
+        tensors[1][key] = Quantized(numbers, Format.F32)
+    logits = []
+    for i, found in tensors.items():
+        write_gguf(tmp_path / f"{i}.gguf", {**source.metadata, "granite.feed_forward_length": n_ff}, found)
+        with GGUF(tmp_path / f"{i}.gguf") as file:
+            spec = read_spec(file, 64)
+            logits.append(text_logits(ReferenceBackend(file, spec, 64), np.arange(12)))
+            logits.append(
+                text_logits(NativeBackend(file, spec, 64, 1, "f32", precision="high"), np.arange(12))
+            )
+    assert np.array_equal(logits[0], logits[2])
+    assert np.abs(logits[1] - logits[0]).max() < 0.02 * max(1.0, logits[0].std())
 
 
 def same_bits(ours, theirs):

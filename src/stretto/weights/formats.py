@@ -67,6 +67,7 @@ class Format(IntEnum):
     MXFP4 = 39, 32, 17
     NVFP4 = 40, 64, 36
     Q1_0 = 41, 128, 18
+    Q2_0 = 42, 64, 18
 
     def __new__(cls, code: int, block: int = 0, size: int = 0) -> Format:  # noqa: D102
         member = int.__new__(cls, code)
@@ -94,6 +95,8 @@ def dequantize(data: Bytes, fmt: Format) -> Floats:
     >>> dequantize(quantize(np.ones((1, 32), np.float32), Format.Q8_0), Format.Q8_0).shape
     (1, 32)
     """
+    if fmt is Format.Q2_0:
+        return dequantize(widen(data), Format.Q4_0)
     if fmt not in READABLE:
         raise ModelError(f"tensors in {fmt.name} are not supported; supported are {_names(READABLE)}")
     if data.dtype != np.uint8 or data.ndim == 0 or data.shape[-1] % fmt.size:
@@ -104,6 +107,23 @@ def dequantize(data: Bytes, fmt: Format) -> Floats:
     shape = (*data.shape[:-1], data.shape[-1] // fmt.size * fmt.block)
     flat: Floats = _native.dequantize(fmt.value, np.ascontiguousarray(data).reshape(-1))
     return flat.reshape(shape)
+
+
+def widen(data: Bytes) -> Bytes:
+    """Rows of Q2_0 as Q4_0, exactly: d × (q − 1) of two bits is d × (q + 7 − 8) of four.
+
+    No kernel reads Q2_0, so this is how its tensors are used; they take twice the memory.
+    """
+    if data.dtype != np.uint8 or data.ndim == 0 or data.shape[-1] % Format.Q2_0.size:
+        raise InvalidRequest(f"Q2_0 is bytes (uint8) in whole blocks of {Format.Q2_0.size}")
+    blocks = data.reshape(-1, Format.Q2_0.size)
+    quants = (blocks[:, 2:, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3).reshape(-1, 2, 2, 16) + np.uint8(
+        7
+    )
+    made = np.empty((len(blocks), 2, Format.Q4_0.size), np.uint8)
+    made[:, :, :2] = blocks[:, None, :2]
+    made[:, :, 2:] = quants[:, :, 0] | quants[:, :, 1] << 4
+    return made.reshape(*data.shape[:-1], -1)
 
 
 def quantize(array: NDArray[Any], fmt: Format, importance: NDArray[np.float32] | None = None) -> Bytes:

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 
 from stretto.weights.fingerprint import Fingerprint
+from stretto.weights.formats import Format
+from stretto.weights.made_tensor import Kept, WidenedTensor
 from stretto.weights.metadata import Metadata
 from stretto.weights.split import open_parts
 from stretto.weights.tensor import Tensor
@@ -42,8 +44,11 @@ class GGUF:
         self.metadata: Metadata = first.metadata
         self.tensors: dict[str, Tensor] = {}
         self._homes: dict[str, int] = {}  # the part of each tensor
+        kept = Kept()
         for index, part in enumerate(self._parts):
-            self.tensors |= part.tensors
+            for tensor in part.tensors.values():
+                is_wide = tensor.format is not Format.Q2_0
+                self.tensors[tensor.name] = tensor if is_wide else WidenedTensor(tensor, kept)
             self._homes |= dict.fromkeys(part.tensors, index)
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.weights.formats import Format
+from stretto.weights.formats import Format, widen
 from stretto.weights.tensor import Tensor
 
 Array = NDArray[Any]
@@ -93,6 +93,32 @@ class MadeTensor(Tensor):
         if self._op.computes or source.format is not self.format:
             return source.dequantize().reshape(source.shape).view(word)
         return source.data.reshape(-1).view(word).reshape(source.shape)
+
+
+class WidenedTensor(Tensor):
+    """A tensor of a file in Q2_0 as Q4_0, which has the same numbers (`formats.widen`)."""
+
+    _source: Tensor
+    _kept: Kept
+
+    def __init__(self, source: Tensor, kept: Kept) -> None:
+        put = object.__setattr__  # the class is frozen
+        put(self, "name", source.name)
+        put(self, "shape", source.shape)
+        put(self, "format", Format.Q4_0)
+        put(self, "offset", source.offset)
+        put(self, "_source", source)
+        put(self, "_kept", kept)
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """uint8[..., bytes of a row], made now unless it was the last to be read."""
+        return self._kept.get(self.name, lambda: widen(self._source.data))
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes it takes."""
+        return prod(self.shape) // self.format.block * self.format.size
 
 
 class Kept:
