@@ -96,18 +96,32 @@ def test_a_store_that_cannot_be_written_to_has_a_default_too(machine, store_home
     assert default_model() == LARGE
 
 
-@pytest.mark.parametrize(("answer", "name"), [("", LARGE), ("s", SMALL), ("Small", SMALL)])
-def test_a_terminal_can_answer_for_the_small_one(store_home, monkeypatch, answer, name):
+@pytest.fixture
+def question(store_home, monkeypatch):
+    """A terminal in which `stretto models --default` asks which model to take."""
     pexpect = pytest.importorskip("pexpect")
     monkeypatch.delenv("STRETTO_MODEL")
     code = "from stretto import hardware; hardware.main_memory = lambda: 8e9\n"
     code += "from stretto.cli import main; main(['models', '--default'])"
     child = pexpect.spawn(sys.executable, ["-c", code], encoding="utf-8", timeout=120)
     child.expect("the small one .*: ")
-    child.sendline(answer)
-    child.expect(pexpect.EOF)
-    assert child.before.split()[-1] == name
+    yield child
+    child.close(force=True)
+
+
+@pytest.mark.parametrize(("answer", "name"), [("", LARGE), ("s", SMALL), ("Small", SMALL)])
+def test_a_terminal_can_answer_for_the_small_one(question, store_home, answer, name):
+    question.sendline(answer)
+    said = question.read()
+    assert said.split()[-1] == name
     assert json.loads((store_home / CHOICE).read_text())["model"] == name
+
+
+def test_the_end_of_input_is_no_answer(question, store_home):
+    question.sendeof()
+    assert "interrupted" in question.read()
+    assert question.wait() == 130
+    assert not (store_home / CHOICE).exists()
 
 
 def test_a_pull_needs_neither_the_native_core_nor_numpy(tiny, store_home):

@@ -91,7 +91,10 @@ def _choose(home: Path) -> str:
         _say(facts)
         sys.stderr.write(f"Enter takes it, s the small one ({SMALL}, {other}): ")
         sys.stderr.flush()
-        return _keep(home, SMALL if sys.stdin.readline().strip().lower() in ("s", "small", SMALL) else LARGE)
+        answer = sys.stdin.readline()
+        if not answer:  # Ctrl-D is no answer
+            raise KeyboardInterrupt
+        return _keep(home, SMALL if answer.strip().lower() in ("s", "small", SMALL) else LARGE)
     _say(f"{facts} The small one: -m {SMALL} ({other}).")
     return _keep(home, LARGE)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 import typer
 
 
 def models(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of objects.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON: a list of objects; with --default one.")
+    ] = False,
     catalogue: Annotated[
         bool,
         typer.Option(
@@ -24,7 +27,8 @@ def models(
     if default:
         from stretto.cli.first_run import default_model
 
-        print(default_model())
+        name = default_model()
+        print(json.dumps({"name": name}) if as_json else name)
         return
     from stretto.cli.output import clean, console, print_json, size, table
     from stretto.weights import hub
