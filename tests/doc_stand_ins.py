@@ -103,7 +103,7 @@ class Loader:
     def __call__(self, model="smollm2", **options):
         """A model, or a stand-in for it."""
         name = str(model)
-        large = name.startswith("hf:") or name in CATALOGUE or name.endswith("Qwen3-0.6B")
+        large = name.startswith(("hf:", "qwen2.5-coder")) or name in CATALOGUE or name.endswith("Qwen3-0.6B")
         if large:
             options.pop("quantize", None)
         if options.pop("device", "auto") != "auto" or options.get("cells") == "auto":

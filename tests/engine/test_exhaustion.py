@@ -33,6 +33,8 @@ before = llm.generate(prompt, max_tokens=4, temperature=0).tokens
 sequence = llm.sequence(prompt)
 sequence.logits
 llm.cells.check()  # imports what it needs
+import stretto.engine.saving
+stretto.Image
 
 def limit(kind, value):
     resource.setrlimit(kind, (value, resource.getrlimit(kind)[1]))

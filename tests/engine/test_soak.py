@@ -19,7 +19,7 @@ SECONDS = 12
 
 @pytest.mark.slow
 def test_soak():
-    limits = Limits(max_running=8, max_queue=12, max_tokens_per_step=64, max_step_ms=5.0)
+    limits = Limits(max_running=8, max_queue=3, max_tokens_per_step=64, max_step_ms=5.0)
     backend = NativeBackend(tiny_file("llama"), tiny_spec("llama"), 192, 1)
     with LLM(backend, byte_tokenizer(), limits=limits) as llm:
         report = soak(llm, SoakPlan(SECONDS, seed=1, patience=240.0))

@@ -67,7 +67,6 @@ REFUSED = [
     ({"not": {"patternProperties": {r"\bx": False}}}, "#/not/patternProperties"),
     ({"not": {"dependencies": {"a": ["b"]}}}, "#/not/dependencies"),
     ({"$dynamicRef": "#node"}, "#/$dynamicRef"),
-    ({"contains": {"const": 1}, "unevaluatedItems": False}, "#/unevaluatedItems"),
     ({"items": {"propertyNames": {"not": {"oneOf": [True]}}}}, "#/items/propertyNames/not"),
     ({"if": {"multipleOf": 2}, "then": {"minimum": 2}}, "#/if/multipleOf"),
     ({"properties": {"a": {}}, "minProperties": 3}, "#/minProperties"),

@@ -88,6 +88,7 @@ REFUSALS = (
     Refusal(PARALLEL, "repeat_guard", "a run says where it begins to repeat itself (loop); leave it out"),
     Refusal(PARALLEL, "include_stop", "the text of a run ends before its stop string; leave it out"),
     Refusal(PARALLEL, "special", "each member of a set has its id; leave it out"),
+    Refusal(PARALLEL, "reasoning_budget", "the text of a run is a path through its sets; leave it out"),
     Refusal(PARALLEL, "reasoning", "the text of a run is a path through its sets; read it as it is"),
     Refusal(PARALLEL, "continues", "the text of a run starts after its prompt; leave it out"),
     Refusal(PARALLEL, "overflow", _END),

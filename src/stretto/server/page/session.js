@@ -5,7 +5,7 @@ import {FieldError, controlOf, fields} from './options.js';
 import {addNode, answer, given, ids, newTree, path, thoughts, tokenOf} from './tree.js';
 
 const ALTERNATIVES = 10;
-const ENDS = ['timeout', 'repetition'];  // that are told as "length", with a reason of their own
+const ENDS = ['timeout', 'repetition'];  // told as "length"
 const watchers = new Set(), tokenWatchers = new Set();
 const user = () => ({role: 'user', content: '', images: []});
 let frame = 0, abort = null;
