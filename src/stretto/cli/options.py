@@ -45,6 +45,15 @@ Name = Annotated[  # the model as first argument
     str | None,
     typer.Argument(metavar="MODEL", help="As --model.", show_default=False, autocompletion=model_names),
 ]
+ModelAndText = Annotated[  # the model, or none, and a text behind it
+    list[str] | None,
+    typer.Argument(
+        metavar="[MODEL] TEXT",
+        help="The text, in quotes, and a model before it; without a text, or with -, stdin.",
+        autocompletion=model_names,
+        show_default=False,
+    ),
+]
 NeededModel = Annotated[
     str | None,
     typer.Option("--model", "-m", metavar="MODEL", help=_NAMES, autocompletion=model_names, callback=aliased),

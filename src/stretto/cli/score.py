@@ -9,19 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from stretto.cli import options as o
-from stretto.cli.completion import model_names
 
 
 def score(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[MODEL] TEXT",
-            help="The text, in quotes, and a model before it; without a text, or with -, stdin.",
-            autocompletion=model_names,
-            show_default=False,
-        ),
-    ] = None,
+    words: o.ModelAndText = None,
     model: o.Model = None,
     adapter: o.Adapter = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object.")] = False,

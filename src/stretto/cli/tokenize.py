@@ -8,22 +8,13 @@ from typing import Annotated
 import typer
 
 from stretto.cli import options as o
-from stretto.cli.completion import model_names
 from stretto.errors import InvalidRequest
 
 _COLOURS = ("black on cyan", "black on yellow", "black on green", "black on magenta")
 
 
 def tokenize(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[MODEL] TEXT",
-            help="The text, in quotes, and a model before it; without a text, or with -, stdin.",
-            autocompletion=model_names,
-            show_default=False,
-        ),
-    ] = None,
+    words: o.ModelAndText = None,
     model: o.Model = None,
     special: Annotated[
         bool, typer.Option("--special", help="Parse special tokens, and add those the model asks for.")
