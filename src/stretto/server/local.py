@@ -61,16 +61,7 @@ class LocalSocket:
         entry, settings = slot.entry, self._state.settings
         if not slot.generates or slot.is_task or entry.template or entry.vision or entry.adapters:
             return None
-        return local.loading(
-            slot.path,
-            backend=entry.backend or settings.backend,
-            device=settings.device,
-            threads=settings.threads,
-            cells=settings.cells,
-            kv=settings.kv,
-            precision=settings.precision,
-            repack=settings.repack,
-        )
+        return local.loading(slot.path, **settings.loading(entry), repack=settings.repack)
 
     async def serve(self) -> None:
         """Begin to answer."""

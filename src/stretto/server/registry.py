@@ -304,12 +304,7 @@ class Registry:
             return load(entry.source, threads=settings.threads)
         return load(
             self.slots[entry.name].path,
-            backend=entry.backend or settings.backend,
-            device=settings.device,
-            threads=settings.threads,
-            cells=settings.cells,
-            kv=settings.kv,
-            precision=settings.precision,
+            **settings.loading(entry),
             repack=self.slots[entry.name].repack,
             chat_template=entry.template,
             limits=Limits(

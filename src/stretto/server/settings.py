@@ -202,6 +202,17 @@ class Settings:
                     f"machine, or '*' for all, not {origin!r}"
                 )
 
+    def loading(self, entry: ModelEntry) -> dict[str, Any]:
+        """The options of `stretto.load` for a model, besides `repack`, which its memory may decide."""
+        return {
+            "backend": entry.backend or self.backend,
+            "device": self.device,
+            "threads": self.threads,
+            "cells": self.cells,
+            "kv": self.kv,
+            "precision": self.precision,
+        }
+
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach the server."""
