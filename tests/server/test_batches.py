@@ -208,6 +208,15 @@ def test_quotas_and_expiry(monkeypatch):
         assert web.get("/v1/files").json()["data"] == []
 
 
+@pytest.mark.parametrize("seconds", ["", "3599", "2592001", "-1", "4e3", "²", "9" * 5000])
+def test_a_time_of_expiry_that_cannot_be(seconds):
+    with visiting() as (_, web):
+        form = {"purpose": "batch", "expires_after[seconds]": seconds}
+        answer = web.post("/v1/files", files={"file": ("a", b"{}")}, data=form)
+        assert answer.status_code == 400
+        assert "from 3600 to 2592000" in answer.json()["error"]["message"]
+
+
 def test_batches_give_way_to_live_requests(monkeypatch):
     seen = []
     with visiting() as (server, web):

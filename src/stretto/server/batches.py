@@ -11,6 +11,7 @@ import asyncio
 import fcntl
 import json
 import logging
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -21,14 +22,12 @@ from typing import IO, Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
-from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, Response
 from starlette.types import ASGIApp, Message, Scope
 
 from stretto.errors import StrettoError
 from stretto.server.batch_store import BATCH_SECONDS, ENDED, ENDS, WINDOW_SECONDS, BatchStore, Record, missing
-from stretto.server.bodies import parsed
+from stretto.server.bodies import form_file, form_schema, opened_form, parsed
 from stretto.server.callers import CALLER, Caller, caller_of
 from stretto.server.errors import ApiError, Json, body_of, translate
 from stretto.server.generation import PRIORITY, REQUEST_ID
@@ -69,35 +68,16 @@ class BatchRequest(Body):
 
 @router.post(
     "/v1/files",
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {
-                "multipart/form-data": {
-                    "schema": {
-                        "type": "object",
-                        "required": ["file", "purpose"],
-                        "properties": {
-                            "file": {"type": "string", "format": "binary", "description": "JSON lines."},
-                            "purpose": {"type": "string", "enum": ["batch"], "description": "For batches."},
-                        },
-                    }
-                }
-            },
-        }
-    },
+    openapi_extra=form_schema(
+        file={"type": "string", "format": "binary", "description": "JSON lines."},
+        purpose={"type": "string", "enum": ["batch"], "description": "For batches."},
+    ),
 )
 async def upload(request: Request) -> Response:
     """Keep a file for batches."""
-    try:
-        form = await request.form(max_files=1, max_fields=8)
-    except HTTPException as error:
-        raise ApiError(400, f"the body is no form: {error.detail}", code="invalid_body") from None
-    try:
-        file, purpose = form.get("file"), form.get("purpose")
-        if not isinstance(file, UploadFile):
-            raise ApiError(400, "file: the form needs a file with this name", param="file", code="missing")
-        if purpose != "batch":
+    async with opened_form(request, max_fields=8) as form:
+        file = form_file(form)
+        if form.get("purpose") != "batch":
             raise ApiError(400, "purpose must be batch; files are for nothing else here", param="purpose")
         allowed = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
         for name in form:
@@ -105,17 +85,12 @@ async def upload(request: Request) -> Response:
                 raise ApiError(400, f"{name[:80]!r} is no field here; leave it out", param=name[:80])
         later = {}
         if (seconds := form.get("expires_after[seconds]")) is not None:
-            if (
-                not isinstance(seconds, str)
-                or not seconds.isdigit()
-                or not 3600 <= int(seconds) <= 30 * 86400
-            ):
+            is_number = isinstance(seconds, str) and re.fullmatch("[0-9]{1,7}", seconds) is not None
+            if not is_number or not 3600 <= int(str(seconds)) <= 30 * 86400:
                 message = "expires_after[seconds] must be from 3600 to 2592000"
                 raise ApiError(400, message, param="expires_after")
-            later = {"seconds": float(seconds)}
+            later = {"seconds": float(str(seconds))}
         name, data = (file.filename or "file.jsonl")[:200], await file.read()
-    finally:
-        await form.close()
     batches, owner = _asked(request)
     kept = await asyncio.to_thread(batches.store.add_file, owner, name, "batch", data, **later)
     return Json(kept)

@@ -7,6 +7,8 @@ once would take turns with the event loop and fill the threads that prompts of o
 the interpreter, whose lock a parser keeps until it is done. So it parses pieces, as large as what is read on
 the event loop, and rests after each of them for as long as it took: others get the interpreter soon, and half
 of its time, however many large bodies come.
+
+Forms with a file, which two endpoints take, are opened here too.
 """
 
 from __future__ import annotations
@@ -14,11 +16,15 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
 from stretto import _native
 from stretto.server.errors import ApiError, explained
@@ -191,3 +197,30 @@ def validated(model: type[Model], value: Any) -> Model:
         issues = error.errors(include_url=False, include_context=False)
         known = [field.alias or name for name, field in model.model_fields.items()]
         raise explained([{**one, "loc": ("body", *one["loc"])} for one in issues], value, known) from None
+
+
+def form_schema(**properties: dict[str, Any]) -> dict[str, Any]:
+    """What the contract says of a form with a file; the first two fields are required."""
+    schema = {"type": "object", "required": list(properties)[:2], "properties": properties}
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
+
+
+@asynccontextmanager
+async def opened_form(request: Request, max_fields: int) -> AsyncIterator[FormData]:
+    """The form of a request, with one file at most, which is there while the block lasts."""
+    try:
+        form = await request.form(max_files=1, max_fields=max_fields)
+    except HTTPException as error:
+        raise ApiError(400, f"the body is no form: {error.detail}", code="invalid_body") from None
+    try:
+        yield form
+    finally:
+        await form.close()
+
+
+def form_file(form: FormData) -> UploadFile:
+    """The file of a form."""
+    file = form.get("file")
+    if not isinstance(file, UploadFile):
+        raise ApiError(400, "file: the form needs a file with this name", param="file", code="missing")
+    return file

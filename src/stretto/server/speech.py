@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.datastructures import FormData, UploadFile
-from starlette.exceptions import HTTPException
+from starlette.datastructures import FormData
 from starlette.responses import PlainTextResponse, Response
 
+from stretto.server.bodies import form_file, form_schema, opened_form
 from stretto.server.errors import ApiError, Json
 from stretto.server.generation import Generation
 from stretto.server.task_calls import call
@@ -19,45 +19,23 @@ router = APIRouter(tags=["OpenAI"])
 
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 FIELDS = ("file", "model", "response_format", "language", "temperature", "timestamp_granularities[]")
-SCHEMA = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file", "model"],
-                    "properties": {
-                        "file": {"type": "string", "format": "binary", "description": "A WAV file."},
-                        "model": {"type": "string", "maxLength": 256, "description": "A model's name."},
-                        "response_format": {
-                            "type": "string",
-                            "enum": list(FORMATS),
-                            "description": "What the answer is; json, if not given.",
-                        },
-                    },
-                }
-            }
-        },
-    }
-}
+SCHEMA = form_schema(
+    file={"type": "string", "format": "binary", "description": "A WAV file."},
+    model={"type": "string", "maxLength": 256, "description": "A model's name."},
+    response_format={
+        "type": "string",
+        "enum": list(FORMATS),
+        "description": "What the answer is; json, if not given.",
+    },
+)
 
 
 @router.post("/v1/audio/transcriptions", openapi_extra=SCHEMA)
 async def transcriptions(request: Request) -> Response:
     """Write down the speech in a file."""
-    try:
-        form = await request.form(max_files=1, max_fields=16)
-    except HTTPException as error:
-        raise ApiError(400, f"the body is no form: {error.detail}", code="invalid_body") from None
-    try:
+    async with opened_form(request, max_fields=16) as form:
         model, kind = _checked(form)
-        file = form.get("file")
-        if not isinstance(file, UploadFile):
-            raise ApiError(400, "file: the form needs a file with this name", param="file", code="missing")
-        audio = await file.read()
-    finally:
-        await form.close()
+        audio = await form_file(form).read()
 
     async def prepare(generation: Generation) -> list[bytes]:
         return [audio]
