@@ -12,8 +12,9 @@ import os
 
 import pytest
 
+from stretto import door
 from stretto.backends import native, registry
-from stretto.llm import encoder, loading
+from stretto.llm import encoder
 
 NAME = os.environ.get("STRETTO_TEST_BACKEND", "")
 DEVICE = os.environ.get("STRETTO_TEST_DEVICE", "auto")
@@ -68,7 +69,7 @@ def install() -> None:
         return entry.open(file, spec, options)
 
     native.NativeBackend = opened
-    for module in (loading, encoder):
+    for module in (door, encoder):
         module.open_model = _with_backend(module.open_model)
 
 

@@ -13,13 +13,13 @@ SECONDS = 120  # a machine may be busy; nothing waits so long that works
 
 CHAT = """
 import sys
-import stretto.llm
+import stretto
 from stretto.cli import main
 from stretto.testing import mock_llm
 
 {script}
 
-stretto.llm.load = lambda model, **options: mock_llm(script, **{model})
+stretto.load = lambda model, **options: mock_llm(script, **{model})
 main(["chat", "--model", "mock.gguf", "--temperature", "0", *{arguments!r}])
 """
 

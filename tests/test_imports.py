@@ -74,7 +74,7 @@ ALLOWED = {
     "verbs": set(),
     "tasks": {"backends.onnx_session", "text", "verbs", "vision", "weights"},
     "hardware": {"weights"},
-    "door": {"engine", "llm", "tasks", "vision", "weights.hub.bundles"},
+    "door": {"engine", "llm", "router", "tasks", "text", "vision", "weights.hub.bundles"},
     "testing": {"*"},
     "bench": {
         "backends.base",
@@ -125,7 +125,7 @@ ALLOWED = {
         "bench",
         "config",
         "deploy",
-        "door",
+        "load",
         "evaluation",
         "export",
         "hardware",

@@ -11,13 +11,14 @@ import os
 from inspect import signature
 from typing import TYPE_CHECKING, Any, cast
 
-from stretto import llm
 from stretto.engine import Limits
 from stretto.errors import InvalidRequest
-from stretto.llm import LLM
+from stretto.llm.model import LLM
 from stretto.options.documenting import documented
 from stretto.options.loading import LOAD
 from stretto.options.refusing import check_model, refusing_unknown
+from stretto.router import open_model
+from stretto.text.loading import make_template, template_source
 from stretto.weights.hub.bundles import is_task
 
 if TYPE_CHECKING:
@@ -61,18 +62,58 @@ def load(
         "repack": repack,
         "quantize": quantize,
         "exact": exact,
-        "chat_template": chat_template,
-        "prefix_cache": prefix_cache,
-        "limits": limits,
         "vision": vision,
         "image_cache": image_cache,
     }
     check_model(model)
-    if not is_task(model):
-        return llm.load(model, device=device, threads=threads, **cast(Any, options))
+    if is_task(model):
+        own = {"chat_template": chat_template, "prefix_cache": prefix_cache, "limits": limits}
+        return _load_task(model, {**options, **own}, device=device, threads=threads)
+    limits = Limits.of(limits)
+    source = None if chat_template is None else template_source(chat_template)
+    opened = open_model(
+        model,
+        device=device,
+        threads=threads,
+        sequences=limits.max_states,
+        checkpoint_bytes=limits.checkpoint_bytes,
+        **cast(Any, options),
+    )
+    if opened.backend.spec.is_encoder:
+        from stretto.llm.encoder import Encoder
+
+        if source is not None:
+            opened.backend.close()
+            raise InvalidRequest("an encoder has no chat template", param="chat_template")
+        encoder = Encoder(
+            opened.backend,
+            opened.tokenizer,
+            name=os.fspath(model),
+            limits=limits,
+            rerank_template=opened.rerank_template,
+        )
+        encoder._engine.runner.maps = opened.maps
+        return cast(LLM, encoder)
+    llm = LLM(
+        opened.backend,
+        opened.tokenizer,
+        opened.template if source is None else make_template(source, "", opened.tokenizer),
+        fingerprint=opened.fingerprint,
+        prefix_cache=prefix_cache,
+        limits=limits,
+        vision=opened.vision,
+        route=opened.route,
+        defaults=opened.defaults,
+    )
+    llm._engine.runner.maps = opened.maps
+    return llm
+
+
+def _load_task(model: str | os.PathLike[str], options: dict[str, Any], **place: Any) -> LLM:
+    """A model of another kind, which takes none of a language model's options."""
     from stretto.tasks.loading import load_task
 
-    usual = signature(llm.load).parameters
+    usual = signature(load).parameters
     for name, value in options.items():
         if value != usual[name].default and (name, value) != ("backend", "onnx"):
             raise InvalidRequest(
@@ -80,4 +121,4 @@ def load(
                 param=name,
                 value=value,
             )
-    return cast(LLM, load_task(model, device=device, threads=threads))
+    return cast(LLM, load_task(model, **place))

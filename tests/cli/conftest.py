@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-import stretto.llm
+import stretto
 from stretto.cli import main
 from stretto.testing import mock_llm
 
@@ -34,7 +34,7 @@ def cli(capsys, monkeypatch):
             loaded.append((model, options))
             return mock_llm("Hello there") if llm is None else llm
 
-        monkeypatch.setattr(stretto.llm, "load", load)
+        monkeypatch.setattr(stretto, "load", load)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         with pytest.raises(SystemExit) as ended:
             main([str(argument) for argument in arguments])

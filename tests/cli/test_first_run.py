@@ -14,11 +14,11 @@ from stretto.weights.hub.catalogue import CATALOGUE
 
 CODE = """
 import sys
-import stretto.llm
+import stretto
 from stretto.cli import first_run, main, pull
 from stretto.testing import mock_llm
 from stretto.weights.hub.catalogue import CATALOGUE
-stretto.llm.load = lambda model, **options: mock_llm("Hello")
+stretto.load = lambda model, **options: mock_llm("Hello")
 pull.pull_missing = lambda model, verb=None: None
 first_run._best = lambda: (CATALOGUE["qwen3-0.6b"], 400_000_000, 20e9)
 main(["run", *sys.argv[1:]])

@@ -13,7 +13,7 @@ from typing import get_type_hints
 
 import pytest
 
-import stretto.llm
+import stretto
 from stretto.cli import main
 from stretto.cli.chat import chat
 from stretto.cli.generation import Answer, printable
@@ -251,7 +251,7 @@ def test_defaults_are_those_of_the_library(command):
     for name in SAMPLING & shown.keys():
         assert shown[name] is None  # the library's, or the model's own
         assert help_of[name].__metadata__[0].show_default.startswith(f"{getattr(sampling, name):g};")
-    for name, given in inspect.signature(stretto.llm.load).parameters.items():
+    for name, given in inspect.signature(stretto.load).parameters.items():
         if name in shown and name != "model":
             own = {"precision"}  # which a catalogue entry may recommend
             assert shown[name] == (None if name in own else given.default)

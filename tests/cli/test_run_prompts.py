@@ -112,10 +112,10 @@ def test_a_pipe_that_says_nothing_is_mentioned(monkeypatch, capsys):
 def test_a_file_on_stdin_of_a_real_process(tmp_path):
     model = FOLDER / "llama.gguf"
     code = (
-        "import sys, stretto.llm\n"
+        "import sys, stretto\n"
         "from stretto.testing import mock_llm\n"
         "from stretto.cli import main\n"
-        "llm = mock_llm('ok'); stretto.llm.load = lambda model, **options: llm\n"
+        "llm = mock_llm('ok'); stretto.load = lambda model, **options: llm\n"
         "try:\n    main()\n"
         "finally:\n    print(llm.tokenizer.decode(llm.backend.batches[0], special=True))\n"
     )

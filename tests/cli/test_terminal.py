@@ -164,11 +164,11 @@ def test_tab_completes_commands_and_paths_anywhere(start, tmp_path):
 SEEING = """
 import sys
 sys.path.insert(0, {tests!r})
-import stretto.llm
+import stretto
 from stretto.cli import main
 from tiny_vision import seeing_llm
 
-stretto.llm.load = lambda model, **options: seeing_llm("mlp")
+stretto.load = lambda model, **options: seeing_llm("mlp")
 main(["chat", "-m", "mock.gguf", "--vision", "mm.gguf", "-n", "2"])
 """
 

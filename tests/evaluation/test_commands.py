@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-import stretto.llm
+import stretto
 from stretto.cli import main
 from stretto.testing import mock_llm
 
@@ -15,7 +15,7 @@ def cli(capsys, monkeypatch):
     """Runs a command: its exit code, output and errors."""
 
     def call(*arguments):
-        monkeypatch.setattr(stretto.llm, "load", lambda model, **options: mock_llm("abc"))
+        monkeypatch.setattr(stretto, "load", lambda model, **options: mock_llm("abc"))
         monkeypatch.setattr(sys, "stdin", None)
         with pytest.raises(SystemExit) as ended:
             main([str(argument) for argument in arguments])

@@ -5,7 +5,7 @@ import sys
 import PIL.Image
 import pytest
 
-import stretto.llm
+import stretto
 from stretto.cli import main
 from stretto.cli.chatting import files
 from stretto.cli.chatting.loop import take
@@ -33,7 +33,7 @@ def loaded(monkeypatch):
         asked.append(options)
         return seeing_llm("mlp")
 
-    monkeypatch.setattr(stretto.llm, "load", load)
+    monkeypatch.setattr(stretto, "load", load)
     monkeypatch.setattr(sys, "stdin", None)
     return asked
 

@@ -202,10 +202,10 @@ def _opened(
     precision: str = "standard",
     repack: str = "auto",
 ) -> LLM:
-    from stretto import llm
+    import stretto
 
     note(f"loading {model}")
-    return llm.load(
+    return stretto.load(
         model,
         backend=backend,
         device=device,

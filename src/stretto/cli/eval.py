@@ -28,12 +28,12 @@ def eval_(
 
     The normalised accuracy divides by the number of characters of a choice. Intervals are Wilson's, of 95 %.
     """
+    from stretto import load
     from stretto.cli.output import console, print_json, progress_bar
     from stretto.cli.perplexity import check_generates, figure
     from stretto.cli.prompts import model_and_files
     from stretto.cli.pull import pull_missing
     from stretto.evaluation import multiple_choice, read_questions
-    from stretto.llm import load
 
     model, (file,) = model_and_files((name, task), model, "eval [MODEL] TASK.jsonl")
     questions = read_questions(Path(file), limit)

@@ -126,10 +126,10 @@ def open_llm(
     }
 
     def load_here() -> LLM:
-        from stretto import llm
+        import stretto
 
         with _shown(f"loading {clean(model)}"):
-            return llm.load(model, vision=vision, **options)
+            return stretto.load(model, vision=vision, **options)
 
     if server:
         with _shown(f"loading {clean(model)}"):  # which a server may have to do as well

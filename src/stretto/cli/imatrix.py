@@ -28,10 +28,10 @@ def imatrix(
     The model is best in F16. The file has llama.cpp's form, and `stretto quantize --imatrix FILE` takes it,
     or one of llama-imatrix.
     """
+    from stretto import load
     from stretto.cli.output import clean, console, progress_bar
     from stretto.cli.prompts import model_and_files
     from stretto.errors import InvalidRequest
-    from stretto.llm import load
     from stretto.quantize import collect_importance
     from stretto.weights import hub
 

@@ -50,12 +50,12 @@ def perplexity(
     """
     from contextlib import ExitStack
 
+    from stretto import load
     from stretto.cli.output import print_json, progress_bar
     from stretto.cli.prompts import model_and_files
     from stretto.cli.pull import pull_missing
     from stretto.evaluation import perplexity as measure
     from stretto.evaluation import plot_windows
-    from stretto.llm import load
 
     model, (file,) = model_and_files((name, text), model, "perplexity [MODEL] TEXT")
     path = Path(file)

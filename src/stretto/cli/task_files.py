@@ -49,13 +49,13 @@ def opened(
     """A model that has a verb, by its name or path; one that is not here is fetched first."""
     from rich.text import Text
 
-    from stretto import door
+    import stretto
     from stretto.cli.pull import pull_missing
 
     pull_missing(model, verb)
     screen = console(stderr=True)
     with screen.status(Text(f"loading {clean(model)}")) if screen.is_terminal else nullcontext():
-        made = door.load(model, device=device, threads=threads)
+        made = stretto.load(model, device=device, threads=threads)
     with made:
         yield made
 
