@@ -123,12 +123,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version
+        from stretto.kernels import version
 
-        try:
-            return version("stretto")
-        except PackageNotFoundError:  # run from a source tree
-            return "0+source"
+        return version()
     if name in _MODULES:
         return import_module(f"stretto.{name}")
     if name not in _HOME:

@@ -16,6 +16,17 @@ ENVIRONMENT_VARIABLE = "STRETTO_KERNELS"
 NAMES = ("portable", "avx2", "avx512", "amx", "neon", "i8mm")
 
 
+def version() -> str:
+    """The version of the package, which has the kernel sets that it was built with."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        return installed("stretto")
+    except PackageNotFoundError:  # run from a source tree
+        return "0+source"
+
+
 def available() -> tuple[str, ...]:
     """The sets that this build has and this machine can run, the best first.
 

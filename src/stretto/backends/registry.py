@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
+from stretto import kernels
 from stretto.backends.base import Backend
 from stretto.backends.options import PROVIDERS
 from stretto.backends.options import BackendOptions as BackendOptions
@@ -49,12 +50,6 @@ def _refuses_nothing(file: GGUF, spec: ModelSpec) -> str:
     return ""
 
 
-def _own_version() -> str:
-    from stretto import __version__
-
-    return __version__
-
-
 @dataclass(frozen=True)
 class BackendEntry:
     """A backend: its name, the devices it serves, the default first, and the function that opens a model.
@@ -71,7 +66,7 @@ class BackendEntry:
     tier: int = FIRST
     any_architecture: bool = False  # runs models that Stretto's own readers do not know
     missing: Callable[[str], str] = _nothing_missing
-    version: Callable[[], str] = _own_version
+    version: Callable[[], str] = kernels.version
     needs: Callable[[GGUF, BackendOptions], int] | None = None
     files: tuple[str, ...] = ("gguf",)
     refuses: Callable[[GGUF, ModelSpec], str] = _refuses_nothing  # why it cannot run a model, "" if it can
@@ -101,9 +96,7 @@ def _native(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
 
 
 def _native_version() -> str:
-    from stretto import kernels
-
-    return f"{_own_version()} {kernels.chosen()}"
+    return f"{kernels.version()} {kernels.chosen()}"
 
 
 def _reference(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
@@ -173,7 +166,7 @@ def _torch_missing(device: str) -> str:
 def _torch_version() -> str:
     from stretto.backends.torch.device import version
 
-    return f"{_own_version()} {version()}"
+    return f"{kernels.version()} {version()}"
 
 
 BUILT_IN = (

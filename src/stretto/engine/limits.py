@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 
 from stretto.errors import InvalidRequest
@@ -32,7 +31,6 @@ class Limits:
     max_tokens_per_step: int | None = None
     max_step_ms: float = 45.0
     checkpoint_bytes: int = 512 << 20
-    max_ahead_ms: float | None = None  # without effect: every token is given out when it is made
 
     def __post_init__(self) -> None:
         check_integer("max_running", self.max_running, 1, 1 << 16)
@@ -41,12 +39,6 @@ class Limits:
             check_integer("max_tokens_per_step", self.max_tokens_per_step, 1, 1 << 16)
         check_number("max_step_ms", self.max_step_ms, 0.0, 1e9, open_low=True)
         check_integer("checkpoint_bytes", self.checkpoint_bytes, 0, 1 << 50)
-        if self.max_ahead_ms is not None:
-            warnings.warn(
-                "max_ahead_ms has no effect: the fused loop gives every token out when it is made",
-                DeprecationWarning,
-                stacklevel=4,
-            )
 
     @classmethod
     def of(cls, given: object) -> Limits:

@@ -141,9 +141,7 @@ def _speed(
     native: Any, processor: cpu.Cpu, usable: int, memory_free: int | None, measure: bool, refresh: bool
 ) -> Speed:
     """The stored speeds, or newly measured ones."""
-    from stretto import __version__
-
-    version = f"stretto {__version__}, probe {speed.REVISION}"
+    version = f"stretto {kernels.version()}, probe {speed.REVISION}"
     key = f"{processor.name}, {processor.architecture}, {usable} cores, {version}"
     before = speed.recall(key)
     if not refresh and before and not (measure and before.is_due):
