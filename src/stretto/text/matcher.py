@@ -44,11 +44,11 @@ class Matcher:
 
     def _longest(self, text: str, start: int) -> tuple[int | None, int]:
         node, token, end = self._trie, None, start
-        for index in range(start, len(text)):
-            following = node.get(text[index])
+        for at in range(start, len(text)):
+            following = node.get(text[at])
             if following is None:
                 break
             node = following
             if "" in node:
-                token, end = node[""], index + 1
+                token, end = node[""], at + 1
         return token, end
