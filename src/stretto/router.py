@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from stretto.backends.base import Backend
 from stretto.backends.registry import (
-    BREADTH,
     BUILT_IN,
     ONNX,
     BackendEntry,
@@ -28,7 +27,7 @@ from stretto.backends.registry import (
 from stretto.errors import InvalidRequest, ModelError, Unsupported, UnsupportedModel
 from stretto.hardware import cpu_name, free_memory, total_memory, usable_cores
 from stretto.models import ModelSpec, read_spec
-from stretto.routing.candidates import Candidate, gguf_candidates, onnx_candidates
+from stretto.routing.candidates import Candidate, gguf_candidates, onnx_candidates, with_remedy
 from stretto.routing.decide import Trial, open_best, unmeasured
 from stretto.routing.decide import survey as survey_candidates
 from stretto.routing.probe import TEXT, measure
@@ -354,13 +353,8 @@ def _read_spec(file: GGUF, cells: int) -> tuple[ModelSpec, UnsupportedModel | No
 
 def _check_runnable(candidates: list[Candidate], problem: UnsupportedModel | None) -> None:
     """Raise the problem of a file that no candidate can run, with the package that might."""
-    if problem is None or any(each.asked and not each.refusal for each in candidates):
-        return
-    others = [each for each in candidates if each.tier == BREADTH]
-    if not others or (others[0].asked and len([each for each in candidates if each.asked]) == 1):
-        raise problem
-    remedy = others[0].refusal or f"backend={others[0].backend!r}"
-    raise UnsupportedModel(f"{problem}; the {others[0].backend} backend may run it: {remedy}") from problem
+    if problem is not None and not any(each.asked and not each.refusal for each in candidates):
+        raise with_remedy(problem, candidates) from problem
 
 
 def _trial(

@@ -1,14 +1,21 @@
 """llama.cpp through `llama-cpp-python`'s low-level functions: a model with one context, and its memory.
 
-Only `backends.llamacpp` uses this module. Everything that reaches llama.cpp is checked before: it ends the
-process for some wrong arguments. Names that older or newer versions lack are left at their defaults.
+As a program it answers the calls of `backends.llama_process`: llama.cpp ends its process at failed assertions
+and illegal instructions. A call is a line of JSON, the name of a method and its arguments. The answer is a
+line of JSON, with float32 numbers behind it where it names a shape; nothing is unpickled. Everything that
+reaches llama.cpp is checked before. Names that older or newer versions lack are left at their defaults.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +25,7 @@ from stretto.errors import CacheFull, ModelError, StrettoError, Unsupported
 
 Floats = NDArray[np.float32]
 Row = tuple[int, int, int, bool]  # token, position, sequence, whether its output is wanted
+SIZES = ("n_ctx", "n_vocab", "n_embd", "n_batch", "n_sequences", "is_recurrent")  # of an open model
 
 BATCH, MICRO_BATCH = 2048, 512
 MAX_SEQUENCES, MAX_STATES = 256, 16  # sequences at once; each has a state in recurrent models
@@ -36,7 +44,12 @@ def library() -> Any:
     """The module, initialised, with its log kept instead of printed."""
     if reason := missing():
         raise Unsupported(reason, param="backend", value="llamacpp")
-    import llama_cpp
+    try:
+        import llama_cpp
+    except Exception as error:  # its shared library may be for another system
+        raise Unsupported(
+            f"llama-cpp-python cannot be imported: {type(error).__name__}: {error}", param="backend"
+        ) from error
 
     if not _callbacks:
         _callbacks.append(llama_cpp.llama_log_callback(_keep))
@@ -59,20 +72,20 @@ class Llama:
         params = lc.llama_model_default_params()
         params.n_gpu_layers = 0
         _set(params, use_extra_bufts=repack)
-        self._model = lc.llama_model_load_from_file(str(path).encode(), params)
+        self._model = lc.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
-            raise ModelError(f"llama.cpp cannot load it: {_said()}", path=path)
+            raise ModelError(f"llama.cpp cannot load it: {_said()}")
         self._context: Any = None
         self._batch: Any = None
         try:
-            self._open(path, n_ctx, threads, kv)
+            self._open(n_ctx, threads, kv)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, path: Path, n_ctx: int, threads: int, kv: str) -> None:
+    def _open(self, n_ctx: int, threads: int, kv: str) -> None:
         lc, model = self._lc, self._model
-        self._refuse_others(path)
+        self._refuse_others()
         self.is_recurrent = self._is("recurrent") or self._is("hybrid")
         most = min(MAX_SEQUENCES, lc.llama_max_parallel_sequences())
         self.n_sequences = min(most, MAX_STATES) if self.is_recurrent else most
@@ -86,7 +99,7 @@ class Llama:
         _set(params, kv_unified=True, swa_full=True, n_outputs_max_per_seq=0)
         self._context = lc.llama_init_from_model(model, params)
         if not self._context:
-            raise ModelError(f"llama.cpp cannot open a context of {n_ctx} tokens: {_said()}", path=path)
+            raise ModelError(f"llama.cpp cannot open a context of {n_ctx} tokens: {_said()}")
         self._memory = lc.llama_get_memory(self._context)
         self.n_ctx: int = lc.llama_n_ctx(self._context)
         self.n_vocab: int = lc.llama_vocab_n_tokens(lc.llama_model_get_vocab(model))
@@ -94,17 +107,17 @@ class Llama:
         self.n_batch: int = lc.llama_n_batch(self._context)
         self._batch = lc.llama_batch_init(self.n_batch, 0, 1)
 
-    def _refuse_others(self, path: Path) -> None:
+    def _refuse_others(self) -> None:
         if self._lc.llama_model_has_encoder(self._model):
-            raise Unsupported(f"{path}: the llamacpp backend runs decoders, and this model has an encoder")
+            raise Unsupported("the llamacpp backend runs decoders, and this model has an encoder")
         if self._is("diffusion"):
-            raise Unsupported(f"{path}: the model generates by diffusion, not token by token")
+            raise Unsupported("the model generates by diffusion, not token by token")
 
     def _is(self, kind: str) -> bool:
         function = getattr(self._lc, f"llama_model_is_{kind}", None)
         return bool(function and function(self._model))
 
-    def decode(self, rows: list[Row], hidden: bool = False) -> Floats:
+    def decode(self, rows: Sequence[Row], hidden: bool = False) -> Floats:
         """Run at most `n_batch` rows; float32[n_wanted, n_vocab], or the final hidden states."""
         lc, batch, context = self._lc, self._batch, self._context
         batch.n_tokens = len(rows)
@@ -162,3 +175,36 @@ def _set(params: Any, **values: Any) -> None:
 
 def _said() -> str:
     return "; ".join(_messages) or "it does not say why"
+
+
+def main(reader: BinaryIO, writer: BinaryIO) -> None:
+    """Answer calls until there are no more; the first one opens the model."""
+    llama: Llama | None = None
+    for line in reader:
+        name, *arguments = json.loads(line)
+        try:
+            if llama is None:
+                llama = Llama(Path(arguments[0]), *arguments[1:])
+                value: Any = {size: getattr(llama, size) for size in SIZES}
+            else:
+                value = getattr(llama, name)(*arguments)
+        except Exception as error:  # a caller has to be told of anything
+            _answer(writer, {"error": type(error).__name__, "message": str(error)})
+        else:
+            if isinstance(value, np.ndarray):
+                _answer(writer, {"shape": value.shape}, value)
+            else:
+                _answer(writer, {"value": value})
+
+
+def _answer(writer: BinaryIO, head: dict[str, Any], numbers: Floats | None = None) -> None:
+    writer.write(json.dumps(head).encode() + b"\n")
+    if numbers is not None:
+        writer.write(numbers.reshape(-1).data)
+    writer.flush()
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError), os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # whatever a library prints is no answer
+        main(sys.stdin.buffer, answers)

@@ -2,7 +2,8 @@
 
     llm = stretto.load("gpt2.gguf", backend="llamacpp")
 
-Logits are llama.cpp's own. Sequences, forks, truncation, removal from the middle, the prefix cache and hooks
+Logits are llama.cpp's own. It runs in another process (`llama_process`), since it ends its own at failed
+assertions. Sequences, forks, truncation, removal from the middle, the prefix cache and hooks
 work as with other backends (`llama_cells` says how cells become its sequences). Whatever its cache cannot
 express is `Unsupported`: several tokens at one position, moving tokens, images, attention weights, saving.
 Results are those of one batch: it does not promise the same bits in another.
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 from stretto.backends.base import Batch, Capabilities, FusedRun, NoSlots
 from stretto.backends.batch import Placement
 from stretto.backends.llama_cells import LlamaCells, Lost
-from stretto.backends.llama_library import Llama, NoSlot, Row, full
+from stretto.backends.llama_library import NoSlot, Row, full
+from stretto.backends.llama_process import LlamaProcess
 from stretto.errors import InvalidRequest, ModelError, Unsupported
 from stretto.models.spec import ModelSpec
 from stretto.weights.gguf import GGUF
@@ -51,7 +53,7 @@ class LlamaBackend(NoSlots):
     def __init__(
         self, file: GGUF, spec: ModelSpec, n_cells: int, threads: int, kv: str = "f16", repack: bool = True
     ) -> None:
-        self._llama = Llama(file.path, n_cells, threads, kv, repack)
+        self._llama = LlamaProcess(file.path, n_cells, threads, kv, repack)
         if (self._llama.n_vocab, self._llama.n_embd) != (spec.n_vocab, spec.n_embd):
             sizes = f"{self._llama.n_vocab} tokens and {self._llama.n_embd} numbers each"
             self._llama.close()

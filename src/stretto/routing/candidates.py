@@ -12,7 +12,7 @@ from stretto.backends import registry
 from stretto.backends.base import Backend
 from stretto.backends.options import AUTOMATIC
 from stretto.backends.registry import BREADTH, FIRST, ORACLE, BackendEntry, BackendOptions
-from stretto.errors import ModelError
+from stretto.errors import ModelError, UnsupportedModel
 from stretto.models.spec import ModelSpec
 from stretto.weights.formats import READABLE
 from stretto.weights.gguf import GGUF
@@ -100,6 +100,15 @@ def onnx_candidates(open_on: Callable[[str], Backend], asked: str) -> list[Candi
     first = sorted(chosen, key=lambda device: device != "cpu")
     others = [each for each in entry.devices if each not in (*chosen, asked.partition(":")[0])]
     return [candidate(each, True) for each in first] + [candidate(each, False) for each in others]
+
+
+def with_remedy(problem: UnsupportedModel, candidates: Iterable[Candidate]) -> UnsupportedModel:
+    """The problem of Stretto's own backends with a file, and what another one needs to run it."""
+    other = next((each for each in candidates if each.tier == BREADTH), None)
+    if other is None:
+        return problem
+    remedy = other.refusal or f"backend={other.backend!r}"
+    return UnsupportedModel(f"{problem}; the {other.backend} backend may run it: {remedy}")
 
 
 _READABLE_NAMES = {fmt.name for fmt in READABLE}

@@ -16,7 +16,7 @@ from stretto.models import read_spec
 from stretto.models.bare import bare_spec
 from stretto.models.missing import TYPES
 from stretto.models.summary import model_memory
-from stretto.routing.candidates import gguf_candidates
+from stretto.routing.candidates import gguf_candidates, with_remedy
 from stretto.text.loading import load_tokenizer_of
 from stretto.weights.folder import open_weights
 from stretto.weights.gguf import GGUF
@@ -39,7 +39,9 @@ def check_head(path: Path, memory: int | None = None) -> None:
             spec, problem = bare_spec(file), error
         candidates = gguf_candidates(file, spec, problem, serving(), BackendOptions("cpu", 1, 1))
         if all(each.refusal for each in candidates):
-            raise problem or ModelError(candidates[0].refusal, path=path)
+            if problem is not None:
+                raise with_remedy(problem, candidates) from problem
+            raise ModelError(candidates[0].refusal, path=path)
         if problem is None:  # else another program reads the vocabulary
             load_tokenizer_of(file)
         need = model_memory(file, spec)
