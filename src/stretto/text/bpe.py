@@ -84,10 +84,10 @@ class BPETokenizer(Tokenizer):
 
 def read_merges(lines: list[str], ids: Mapping[str, int], known: Mapping[str, int]) -> list[tuple[str, str]]:
     """The merges of tokens in `ids`, in order; those of other known tokens are left out."""
-    halves = (line.partition(" ") for line in lines)
     merges = [
         (left, right)
-        for left, _, right in halves
+        for line in lines
+        for left, _, right in [line.partition(" ")]
         if left in ids and right in ids and left + right in ids and " " not in right
     ]
     if len(merges) == len(lines):  # as in most files
@@ -111,7 +111,9 @@ def read_merges(lines: list[str], ids: Mapping[str, int], known: Mapping[str, in
 def _engine(
     vocabulary: Vocabulary, lines: list[str], words: PreTokenizer, specials: frozenset[str]
 ) -> tokenizers.Tokenizer:
-    ids = {text: token for text, token in vocabulary.ids.items() if text not in specials}
+    ids = vocabulary.ids.copy()
+    for text in specials:
+        ids.pop(text, None)
     merges = read_merges(lines, ids, vocabulary.ids)
     engine = tokenizers.Tokenizer(models.BPE(ids, merges, ignore_merges=words.ignore_merges))
     splits = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in words.patterns]
