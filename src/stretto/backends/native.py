@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stretto import _native, kernels
 from stretto.backends.adapters import changes_of, scales_of
 from stretto.backends.base import Batch, Capabilities, Decoding, DeviceRow, FusedRun, LoRA
-from stretto.backends.native_spec import check_spec, plain_spec
+from stretto.backends.native_spec import checked_spec
 from stretto.backends.native_weights import FLOATS, as_bytes, load_weights, narrowest
 from stretto.errors import InvalidRequest
 from stretto.models.spec import ModelSpec
@@ -57,14 +57,14 @@ class NativeBackend:
         n_slots: int = 1,
         placement: Placement | None = None,
     ) -> None:
-        check_spec(spec)
+        plain = checked_spec(spec)
         self.spec = spec
         self.n_cells = n_cells
         self.precision = precision
         self.placement = placement  # why weights are packed or not, where that was chosen
         repack = repack if placement is None else placement.repack
         self._decoder: _native.Decoder | None = _native.Decoder(
-            plain_spec(spec), n_cells, kv, threads, kernels.chosen(), precision, n_slots
+            plain, n_cells, kv, threads, kernels.chosen(), precision, n_slots
         )
         self.n_slots, self.slot_bytes = self._decoder.n_slots, self._decoder.slot_bytes
         self.slot_layout = f"native f32, {spec.state_layout}"

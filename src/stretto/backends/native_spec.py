@@ -11,14 +11,16 @@ from stretto.models.parts import Rope
 from stretto.models.spec import ModelSpec
 
 
-def check_spec(spec: ModelSpec) -> None:
-    """Raise `Unsupported` for a model that the native code cannot run."""
+def checked_spec(spec: ModelSpec) -> dict[str, Any]:
+    """The spec for the native code; `Unsupported` for a model that it cannot run."""
+    plain = plain_spec(spec)
     try:
-        _native.check_spec(plain_spec(spec))
+        _native.check_spec(plain)
     except ValueError as error:
         raise Unsupported(
             f"the native backend cannot run this model: {error}; backend='reference' may"
         ) from error
+    return plain
 
 
 def plain_spec(spec: ModelSpec) -> dict[str, Any]:
