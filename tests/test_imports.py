@@ -74,7 +74,7 @@ ALLOWED = {
     "verbs": set(),
     "tasks": {"backends.onnx_session", "text", "verbs", "vision", "weights"},
     "hardware": {"weights"},
-    "door": {"engine", "llm", "router", "tasks", "text", "vision", "weights.hub.bundles"},
+    "door": {"engine", "llm", "router", "tasks", "text", "vision", "weights.hub"},
     "testing": {"*"},
     "bench": {
         "backends.base",

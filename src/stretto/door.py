@@ -19,7 +19,7 @@ from stretto.options.loading import LOAD
 from stretto.options.refusing import check_model, refusing_unknown
 from stretto.router import open_model
 from stretto.text.loading import make_template, template_source
-from stretto.weights.hub.bundles import is_task
+from stretto.weights.hub import is_task
 
 if TYPE_CHECKING:
     from stretto.vision.cache import ImageCache

