@@ -9,6 +9,7 @@ files larger than memory. With `repack="shared"` they are packed into a file tha
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +17,14 @@ from numpy.typing import NDArray
 from stretto import _native, kernels
 from stretto.backends.matrices import Matrices, Rows
 from stretto.backends.native_spec import plain_spec
-from stretto.backends.shared_weights import shared_matrices
 from stretto.errors import ModelError
 from stretto.models.spec import ModelSpec
 from stretto.weights.adapters import Pair
 from stretto.weights.formats import Format, quantize
 from stretto.weights.gguf import GGUF
-from stretto.weights.packed_file import PackedMatrix
+
+if TYPE_CHECKING:
+    from stretto.weights.packed_file import PackedMatrix
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -54,6 +56,8 @@ def load_weights(
     wanted = [(name, rows, columns) for name, rows, columns in tensors if columns]
     mapped: dict[str, PackedMatrix] = {}
     if is_shared:
+        from stretto.backends.shared_weights import shared_matrices
+
         packed = [shape for shape in wanted if repack and shape[0] not in looked_up]
         mapped = shared_matrices(file, lambda: _pack_apart(decoder.threads, file, spec, matrices, packed))
     formats = {}
@@ -73,6 +77,8 @@ def _pack_apart(
     threads: int, file: GGUF, spec: ModelSpec, matrices: Matrices, wanted: Sequence[Shape]
 ) -> Iterator[tuple[str, PackedMatrix]]:
     """Matrices as they are packed, in memory that is freed once they have been written."""
+    from stretto.weights.packed_file import PackedMatrix
+
     decoder = _native.Decoder(plain_spec(spec), 1, "f16", threads, kernels.chosen())
     for name, rows, columns in wanted:
         found = matrices.rows(name, rows)

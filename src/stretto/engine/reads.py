@@ -9,9 +9,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 Value = TypeVar("Value")
 
@@ -28,6 +30,8 @@ class Reads:
 
         If another thread has the lock without stepping, only `poll` gets it done.
         """
+        from concurrent.futures import Future
+
         future: Future[Value] = Future()
         self.waiting.append((read, future))
         self.poll()

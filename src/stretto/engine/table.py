@@ -7,8 +7,7 @@ and parked sequences cannot be changed from here.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,12 +15,16 @@ from numpy.typing import ArrayLike, NDArray
 from stretto.backends.base import Batch
 from stretto.cache.changes import CellChanges
 from stretto.cache.checks import check_id, check_integers, check_range
-from stretto.cache.following import Follower
-from stretto.engine.copying import CellCopy, TableCopy, as_data, copy_cell, copy_table, salts_of
 from stretto.engine.engine import Engine
 from stretto.engine.pool import FIRST_ID
 from stretto.engine.reads import Reads
 from stretto.errors import InvalidRequest
+
+if TYPE_CHECKING:  # copies of the table are for those who watch it, and are imported by them
+    from concurrent.futures import Future
+
+    from stretto.cache.following import Follower
+    from stretto.engine.copying import CellCopy, TableCopy
 
 Ints = NDArray[np.int32]
 
@@ -81,6 +84,8 @@ class CellTable:
 
     def owned(self, salt: str) -> set[int]:
         """The sequences that have cells and were made with this `cache_salt`; "" is that of all others."""
+        from stretto.engine.copying import salts_of
+
         with self._engine.lock:
             salts = salts_of(self._engine.runner)
             return {i for i in self._cells.sequences if salts.get(i, "") == salt}
@@ -92,6 +97,9 @@ class CellTable:
         if it stays). With recurrent layers there are the slots in use too, with position and sequences. With
         a `salt` only the sequences that were made with it are shown, and their cells.
         """
+        from stretto.cache.following import Follower
+        from stretto.engine.copying import as_data, copy_table
+
         with self._engine.lock:
             copied = copy_table(self._engine.runner, Follower())
         return as_data(copied, None if salt is None else lambda i: copied.salts.get(i, "") == salt)
@@ -110,10 +118,15 @@ class CellTable:
 
         It is copied at once if the engine does nothing, otherwise at the end of its step.
         """
+        from stretto.cache.following import Follower
+        from stretto.engine.copying import copy_table
+
         return self.reads.ask(lambda: copy_table(self._engine.runner, follower or Follower()))
 
     def at(self, cell: int) -> Future[CellCopy]:
         """What is in a cell, for a reader that must not wait."""
+        from stretto.engine.copying import copy_cell
+
         return self.reads.ask(lambda: copy_cell(self._engine.runner, cell))
 
     @property

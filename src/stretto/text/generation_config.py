@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stretto.text.folder_config import read_end_ids, read_optional
 from stretto.weights.metadata import Metadata
 
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
@@ -27,6 +26,8 @@ class GenerationConfig:
 
 def read_generation_config(folder: Path) -> GenerationConfig:
     """The recommended options; without the file there are none. `do_sample: false` is temperature 0."""
+    from stretto.text.folder_config import read_end_ids, read_optional
+
     fields = read_optional(folder / "generation_config.json")
     options: dict[str, float | int] = {name: fields.number(name) for name in _NUMBERS if name in fields}
     if "top_k" in fields:
