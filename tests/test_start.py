@@ -67,6 +67,15 @@ def test_only_the_command_that_runs_is_imported():
     assert python(code).stdout.endswith("\n[]\n")
 
 
+@pytest.mark.parametrize("given", [None, "26"])
+def test_threads_of_numpy_do_not_spin_on_our_cores(given, monkeypatch):
+    monkeypatch.delenv("OPENBLAS_THREAD_TIMEOUT", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OPENBLAS_THREAD_TIMEOUT", given)
+    code = "import os, stretto; print(os.environ['OPENBLAS_THREAD_TIMEOUT'])"
+    assert python(code).stdout == f"{given or 20}\n"
+
+
 @pytest.mark.parametrize("module", ["typer", "stretto.cli.run", "numpy", "tokenizers"])
 def test_ctrl_c_during_an_import_is_one_line(model, module):
     code = (

@@ -10,6 +10,7 @@ Names are imported when they are first used, so that `import stretto` costs noth
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
     from stretto.vision.image import Image
 
     __version__: str
+
+# Threads of numpy's OpenBLAS spin for 2^28 cycles, about 0.1 s, at its import and after each product, on the
+# cores that compute tokens. It reads this when numpy is imported; 2^20 cycles are half a millisecond.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
 
 _HOMES = {
     "stretto.backends.base": ("Batch",),
