@@ -39,6 +39,7 @@ def without_onnx(monkeypatch):
         (("chat", "-m", "minilm"), "minilm cannot chat; it can embed and rerank (stretto embed -m minilm"),
         (("chat", "-m", "gemma3-270m"), "gemma3-270m cannot chat"),
         (("run", "-m", "u2net", "Hello"), "u2net cannot generate; it can segment (stretto segment -m u2net)"),
+        (("run", "-m", "u2net", "Hello"), "; a model that can: qwen2.5-coder-1.5b"),
         (("run", "embeddinggemma-300m", "Hello"), "embeddinggemma-300m cannot generate; it can embed"),
         (("score", "-m", "minilm", "Hello"), "minilm cannot score"),
         (("embed", "-m", "u2net", "Hello"), "u2net cannot embed"),
@@ -63,6 +64,35 @@ def test_a_missing_extra_is_named_before_the_pull(stretto, without_onnx, name):
     assert f"{name} needs onnx and onnxruntime: pip install 'stretto[onnx]'" in errors
     with pytest.raises(Unsupported, match="pip install"):
         load_task(name)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("classify", "no.png"),
+        ("detect", "no.png", "none.png"),
+        ("read", "no.png"),
+        ("segment", "no.png"),
+        ("transcribe", "no.wav"),
+    ],
+)
+def test_a_missing_file_is_named_before_the_pull(cli, command):
+    code, out, errors = cli(*command)
+    assert (code, out) == (2, "")
+    assert errors == f"error: {', '.join(command[1:])}: no such file\n"
+
+
+def test_a_model_without_a_name_is_refused(cli):
+    for command in (("run", "-m", "", "Hello"), ("chat", "-m", ""), ("score", "-m", "", "Hello")):
+        assert "the name of the model is empty" in cli(*command)[2]
+
+
+def test_numbers_are_checked_before_the_pull(cli):
+    for flags in (("-n", "-1"), ("--temperature", "-1"), ("--seed", "-1"), ("--top-p", "7")):
+        for command in ("run", "chat"):
+            code, _, errors = cli(command, "-m", "qwen2.5-coder-0.5b", *flags, stdin=b"Hello")
+            assert (code, len(errors.splitlines())) == (2, 1)
+    assert cli.loaded == []
 
 
 def test_what_needs_no_extra_is_not_refused(without_onnx):

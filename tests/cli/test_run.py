@@ -264,7 +264,7 @@ def test_defaults_are_those_of_the_library(command):
     ("arguments", "message"),
     [
         (("Hi", "--temperature", "-1"), "temperature must be a number from 0"),
-        (("Hi", "--max-tokens", "-1"), "max_tokens must be an integer from 1"),
+        (("Hi", "--max-tokens", "-1"), "--max-tokens must be 0 or more, not -1; 0 generates to the end"),
         (("Hi", "--top-p", "0"), "top_p"),
         (("Hi", "--seed", "-1"), "seed"),
         (("Hi", "--timeout", "0"), "timeout"),

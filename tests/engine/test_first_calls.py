@@ -49,6 +49,11 @@ def test_progress_is_shown_on_stderr_if_asked_for(capsys, options):
         assert [str(one) for one in shown] == [str(one) for one in plain]
 
 
+def test_progress_is_true_or_false():
+    with pytest.raises(InvalidRequest, match="progress must be True or False, not 'yes'"):
+        mock_llm("Hello").generate(["a", "b"], progress="yes")
+
+
 def test_progress_of_one_prompt_and_of_a_failure(capsys):
     llm = mock_llm("Hello")
     assert llm.generate("a", progress=True, temperature=0).text == "Hello"

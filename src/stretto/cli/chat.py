@@ -70,10 +70,9 @@ def chat(
         conversation.add_messages(before.messages)
     settings: dict[str, Any] = {
         **o.named(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p),
-        "seed": seed,
+        **o.named(seed=seed, timeout=timeout),
         "max_tokens": max_tokens or None,
         "stop": stop or (),
-        "timeout": timeout,
     }
     is_new = load is None and before is None
     message, settings = with_defaults(model, system, settings, tells=is_new)

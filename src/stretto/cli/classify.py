@@ -27,7 +27,7 @@ def classify(
         list[str] | None,
         typer.Argument(help="Files and folders, or texts, as the model takes them; - for stdin."),
     ] = None,
-    model: Annotated[str, model_option("A model that classifies.")] = "efficientnet-lite0",
+    model: Annotated[str, model_option("A model that classifies.")] = DEFAULT_MODEL,
     top: Annotated[int, typer.Option(min=1, help="How many labels.")] = 5,
     as_json: AsJson = False,
     device: Device = "auto",
@@ -36,7 +36,8 @@ def classify(
     """Give images, files or texts their labels, most probable first."""
     from stretto.cli.output import clean, print_json
 
-    with opened(model, device, threads, verb="classify") as llm:
+    images = files_of(inputs or [], IMAGES) if model == DEFAULT_MODEL else []  # others may take texts
+    with opened(model, device, threads, verb="classify", files=images) as llm:
         takes = getattr(llm, "takes", "text")
         endings = IMAGES if takes == "image" else ()
         names = texts_of(inputs or []) if takes == "text" else files_of(inputs or [], endings)

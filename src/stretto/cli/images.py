@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from stretto.cli.output import clean, print_json
-from stretto.cli.task_files import IMAGES, files_of, opened, run_all, save_picture, source_of
+from stretto.cli.task_files import (
+    IMAGES,
+    check_picture_name,
+    files_of,
+    opened,
+    run_all,
+    save_picture,
+    source_of,
+)
 
 
 def show_images(
@@ -26,8 +34,10 @@ def show_images(
     `picture` is the result's method that makes what is written to `out`.
     """
     names = files_of(files, IMAGES)
+    if out is not None and len(names) == 1:
+        check_picture_name(out)
     found = []
-    with opened(model, device, threads, verb=verb) as llm:
+    with opened(model, device, threads, verb=verb, files=names) as llm:
         sources = {name: source_of(name) for name in names if name == "-"}  # stdin can be read once
 
         def work(name: str) -> Any:

@@ -8,6 +8,8 @@ import typer
 
 from stretto import config
 from stretto.cli.completion import model_names
+from stretto.errors import InvalidRequest
+from stretto.options.generating import BY_NAME
 
 _SAMPLING = "Sampling"
 _LIMITS = "Limits"
@@ -17,7 +19,11 @@ DEFAULT_SHOWN = "stretto models --default"  # says which model this machine uses
 
 
 def aliased(name: str | None) -> str | None:
-    """A model's name, or what the alias of that name stands for."""
+    """A model's name, or what the alias of that name stands for; an empty one is refused."""
+    if name == "":
+        raise InvalidRequest(
+            "the name of the model is empty; without it the default model is used", param="model"
+        )
     return None if name is None else config.read().named(name)
 
 
@@ -166,7 +172,14 @@ def configured_limit(context: typer.Context, param: typer.CallbackParam, value: 
     """The limit of tokens that was given, else that of the configuration file, else the command's own."""
     source = context.get_parameter_source(param.name or "")
     is_given = source is not None and source.name != "DEFAULT"
-    return value if is_given else config.read().max_tokens or value
+    limit = value if is_given else config.read().max_tokens or value
+    if limit < 0:
+        raise InvalidRequest(
+            f"--max-tokens must be 0 or more, not {limit}; 0 generates to the end of the context",
+            param="max_tokens",
+            value=limit,
+        )
+    return limit
 
 
 MaxTokens = Annotated[
@@ -306,5 +319,8 @@ OwnPrecision = Annotated[
 
 
 def named(**options: float | None) -> dict[str, Any]:
-    """The options that were given; others are the model's own, or the usual ones."""
-    return {name: value for name, value in options.items() if value is not None}
+    """The options that were given, checked before a model is loaded; others are the model's, or the usual."""
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, value in given.items():
+        BY_NAME[name].check(value)
+    return given

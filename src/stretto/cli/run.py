@@ -101,11 +101,10 @@ def run(
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
         ),
-        "seed": seed,
+        **o.named(seed=seed, timeout=timeout),
         "max_tokens": max_tokens or None,
         "repeat_guard": repeat_guard,
         "stop": stop or (),
-        "timeout": timeout,
         "grammar": c.constraint(schema, grammar, regex, choice),
         **o.named(draft_branches=draft_branches),
     }

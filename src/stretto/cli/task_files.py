@@ -44,14 +44,27 @@ def model_option(help_text: str) -> Any:
 
 @contextmanager
 def opened(
-    model: str, device: str = "auto", threads: int | None = None, *, verb: str | None = None
+    model: str,
+    device: str = "auto",
+    threads: int | None = None,
+    *,
+    verb: str | None = None,
+    files: Sequence[str] = (),
 ) -> Iterator[LLM]:
-    """A model that has a verb, by its name or path; one that is not here is fetched first."""
+    """A model that has a verb, by its name or path; one that is not here is fetched first.
+
+    With `files`, for which it is wanted, nothing is fetched or loaded unless one of them is there.
+    """
     from rich.text import Text
 
     import stretto
     from stretto.cli.pull import pull_missing
+    from stretto.weights import hub
 
+    hub.require(model, verb)
+    if files and all(map(_is_missing, files)):
+        names = ", ".join(files[:3]) + (" …" if len(files) > 3 else "")
+        raise InvalidRequest(f"{names}: no such file")
     pull_missing(model, verb)
     screen = console(stderr=True)
     with screen.status(Text(f"loading {clean(model)}")) if screen.is_terminal else nullcontext():
@@ -76,6 +89,16 @@ def files_of(given: Sequence[str], endings: tuple[str, ...] = ()) -> list[str]:
     if not found:
         raise InvalidRequest("give at least one file")
     return found
+
+
+def _is_missing(name: str) -> bool:
+    """Whether a name is that of no file, and neither stdin nor a `data:` URL."""
+    if name == "-" or name[:5].lower() == "data:":
+        return False
+    try:
+        return not Path(name).exists()
+    except (OSError, ValueError):  # too long, or with a NUL in it
+        return True
 
 
 def texts_of(given: Sequence[str]) -> list[str]:
@@ -125,6 +148,12 @@ def run_all(names: Iterable[str], work: Callable[[str], Any]) -> Iterator[tuple[
         raise InvalidRequest(f"{failed} of {len(listed)} files failed")
 
 
+def check_picture_name(out: str) -> None:
+    """Raise unless the name of a picture has the ending of one."""
+    if Path(out).suffix.lower() not in IMAGES:
+        raise InvalidRequest(f"--draw {out}: the name of a picture ends with .png or .jpg")
+
+
 def save_picture(out: str, name: str, n_inputs: int, picture: Any) -> None:
     """Write a picture to `out`, or into the folder `out` if there are several; atomically, by its ending."""
     from stretto.weights.files import atomic_write
@@ -133,8 +162,6 @@ def save_picture(out: str, name: str, n_inputs: int, picture: Any) -> None:
     if n_inputs > 1:
         path.mkdir(parents=True, exist_ok=True)
         path = path / f"{Path(name).stem}.png"
-    if path.suffix.lower() not in IMAGES:
-        raise InvalidRequest(f"--draw {out}: the name of a picture ends with .png or .jpg")
     form = {".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF"}.get(path.suffix.lower())
     with atomic_write(path, durable=False) as file:
         picture.save(file, form or path.suffix[1:].upper())

@@ -38,7 +38,7 @@ def transcribe(
 
     names = files_of(files, SOUNDS)
     found = []
-    with opened(model, device, threads, verb="transcribe") as llm:
+    with opened(model, device, threads, verb="transcribe", files=names) as llm:
         for name, transcript in run_all(names, lambda one: llm.transcribe(source_of(one))):
             if as_json:
                 found.append({"file": name, **transcript.to_dict()})

@@ -430,6 +430,10 @@ class Texts:
     def _run(self, several: list[Branches], progress: bool = False) -> list[Result | list[Result]]:
         """Step the engine until all have finished, and show how far they are if asked for."""
         groups = [branches.requests for branches in several]
+        if not isinstance(progress, bool):
+            raise InvalidRequest(
+                f"progress must be True or False, not {progress!r:.100}", param="progress", value=progress
+            )
         if progress and groups:
             from stretto.llm.progress import progress_bar
 

@@ -352,7 +352,12 @@ def require(model: str | os.PathLike[str], verb: str | None) -> None:
         return
     if verb is not None and verb not in entry.verbs:
         has = [one for one in known().values() if verb in one.verbs]
-        other = min(has, key=lambda one: len(one.verbs), default=None)  # the one that is made for it
+        # The one that is made for it; a text is asked of a model that chats, too.
+        other = min(
+            has,
+            key=lambda one: (verb == "generate" and "chat" not in one.verbs, len(one.verbs)),
+            default=None,
+        )
         uses = ", ".join(f"stretto {COMMANDS.get(one, one)} -m {entry.name}" for one in entry.verbs)
         hint = f"; a model that can: {other.name}" if other else ""
         raise Unsupported(
