@@ -26,7 +26,7 @@ from typing import Any
 
 from stretto.errors import InvalidRequest
 from stretto.options.generating import BY_NAME, SAMPLING
-from stretto.options.option import check_integer
+from stretto.options.loading import THREADS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -35,7 +35,7 @@ else:
 
 MAX_BYTES = 1 << 20
 MAX_TEXT = 1 << 16  # characters of a value
-NUMBERS = tuple(option.name for option in SAMPLING if option.bounds is not None)
+NUMBERS = tuple(option.name for option in SAMPLING if option.low is not None)
 SWITCH = {**dict.fromkeys(("true", "on", "yes"), True), **dict.fromkeys(("false", "off", "no"), False)}
 
 _ALIAS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
@@ -124,12 +124,7 @@ SETTINGS: dict[str, Setting] = {
             number,
             BY_NAME["max_tokens"].check,
         ),
-        Setting(
-            "threads",
-            "Threads that compute.",
-            number,
-            lambda value: check_integer("threads", value, 1, 1024),
-        ),
+        Setting("threads", "Threads that compute.", number, THREADS.check),
         Setting(
             "logs",
             "Keep conversations on this machine, for run -c and stretto logs.",

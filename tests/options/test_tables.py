@@ -68,7 +68,7 @@ def test_help_lists_every_option_with_type_default_and_meaning(call, table):
     text = pydoc.getdoc(call)
     flat = " ".join(text.split())
     for option in table:
-        assert f"{option.heading} {option.meaning}" in flat
+        assert f"{option.heading} {option.text}" in flat
     assert set(names(table)) <= set(inspect.signature(call).parameters)
 
 

@@ -87,7 +87,7 @@ def docstring_of(table: Table, title: str = "Options") -> str:
 
 @cache  # several functions share their options
 def _described(option: Option) -> str:
-    meaning = indent(fill(option.meaning, WIDTH - 4, break_on_hyphens=False), " " * 4)
+    meaning = indent(fill(option.text, WIDTH - 4, break_on_hyphens=False), " " * 4)
     return indent(f"{option.heading}\n{meaning}", " " * 4)
 
 
@@ -116,11 +116,11 @@ def page() -> str:
 def _markdown(table: Table) -> str:
     rows = ["", "| option | type | default | meaning |", "|---|---|---|---|"]
     for option in table:
-        kind = option.type.replace("|", "\\|")
-        meaning = option.meaning.replace("|", "\\|")
+        kind = option.shown_type.replace("|", "\\|")
+        meaning = option.text.replace("|", "\\|")
         rows.append(f"| `{option.name}` | `{kind}` | `{option.default!r}` | {meaning} |")
     return "\n".join(rows) + "\n"
 
 
-MEANINGS = {option.name: option.meaning for option in OPTIONS}
+MEANINGS = {option.name: option.text for option in OPTIONS}
 """The meaning of each option of `generate` and `chat`, by name."""

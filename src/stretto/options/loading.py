@@ -1,85 +1,75 @@
-"""The options of `stretto.load`."""
+"""The options of `stretto.load`, and of every command that loads a model."""
 
 from __future__ import annotations
 
-from stretto.options.option import Option
+from typing import Literal
 
-LOAD = (
-    Option(
-        "backend",
-        "str",
-        "auto",
-        'What runs the model; "auto" takes the fastest that can (stretto docs routing), and llm.route '
-        "says what was chosen, what else was possible, and why not.",
-    ),
-    Option("device", "str", "auto", 'Where it runs: "cpu", "cuda" …; "auto" chooses by measurement.'),
-    Option("threads", "int | None", None, "Threads that compute; None: as many as suit the machine."),
-    Option(
-        "cells",
-        'int | "auto"',
-        8192,
+from stretto.options.option import Option, table
+
+CacheType = Literal["f16", "q8", "f32", "bf16", "fp8"]
+GPU_CACHE_TYPES = ("bf16", "fp8")  # that only GPUs have
+Precision = Literal["standard", "high"]
+Packing = bool | Literal["auto", "shared"]
+
+_COMMANDS = "run chat parallel score eval perplexity bench loops serve deploy"
+
+MACHINE = table(
+    Option("backend", str, "auto",
+        'What runs the model: native, torch, onnx …; "auto" takes the fastest that can (stretto docs '
+        "routing).",
+        more="llm.route says what was chosen, what else was possible, and why not."),
+    Option("device", str, "auto", 'Where it runs: "cpu", "cuda" …; "auto" chooses by measurement.'),
+    Option("threads", int | None, None, "Threads that compute; None: as many as suit the machine.",
+        low=1, high=1024,
+        aka=("n_threads", "num_thread", "num_threads", "n_threads_batch", "threads_batch")),
+    Option("cells", int | Literal["auto"], 8192,
         'Size of the KV cache in tokens, shared by all sequences, and so the longest context; "auto" takes '
         "what is free on a GPU (stretto docs cuda), and 8,192 on a CPU.",
-    ),
-    Option(
-        "kv",
-        '"f16" | "q8" | "f32" | "bf16" | "fp8"',
-        "f16",
+        low=1, high=1 << 24, commands="run chat parallel score eval bench serve deploy",
+        aka=("n_ctx", "num_ctx", "ctx_size", "context_size", "context_length", "max_model_len", "max_seq_len",
+            "max_seq_length", "max_context_len")),
+    Option("kv", CacheType, "f16",
         'Type of the KV cache; "q8" halves its memory, "f32" doubles it and rounds nothing; "bf16" and "fp8" '
         "are for GPUs (stretto docs cuda).",
-    ),
-    Option(
-        "precision",
-        '"standard" | "high"',
-        "standard",
-        'Activations in 8 bits; "high": in 16, nearer to the weights, and slower (stretto docs precision).',
-    ),
-    Option(
-        "repack",
-        'bool | "auto" | "shared"',
-        "auto",
+        aka=("kv_cache_dtype", "type_k", "type_v", "cache_type_k", "cache_type_v", "cache_implementation")),
+    Option("precision", Precision, "standard",
+        'Activations in 8 bits; "high": in 16, nearer to the weights, and slower (stretto docs precision).'),
+    Option("repack", Packing, "auto",
         "Pack the weights in memory. False reads them from the file, for one larger than memory: a little "
         'slower, the same results. "auto" does so if they do not fit; llm.backend.placement says what was '
         'chosen and why. "shared" packs them into a file under ~/.cache/stretto/packed that all processes '
-        "map, so that many processes hold them once. For an ONNX folder on the CPU, False leaves its "
-        "products to ONNX Runtime; llm.backend.packing says who computes them.",
-    ),
-    Option(
-        "quantize",
-        "str | None",
-        None,
+        "map, so that many processes hold them once.",
+        more="For an ONNX folder on the CPU, False leaves its products to ONNX Runtime; llm.backend.packing "
+        "says who computes them."),
+    at="load", commands=_COMMANDS, panel="Backend",
+)  # fmt: skip
+
+THREADS = next(option for option in MACHINE if option.name == "threads")
+LOAD = MACHINE + table(
+    Option("quantize", str | None, None,
         'Quantise the weights while they are loaded, such as "q4_k" (stretto docs mixes has the names), '
         "for a file or folder in F16, BF16 or F32; the file stays as it is.",
-    ),
-    Option(
-        "exact",
-        "bool",
-        True,
+        aka=("quantization", "quantization_config", "load_in_4bit", "load_in_8bit")),
+    Option("exact", bool, True,
         "False lets a GPU use its fastest kernels, whose last bits depend on what else is in the batch; a "
-        "CPU is exact either way.",
-    ),
-    Option(
-        "chat_template",
-        "str | PathLike | None",
-        None,
+        "CPU is exact either way."),
+    Option("chat_template", "str | PathLike[str] | None", None,
         "A chat template in place of the model's own: Jinja, the path of a file with it, or a name such as "
-        "chatml or llama3.",
-    ),
-    Option("prefix_cache", "bool", True, "Keep the KV cache of prompts for later ones that begin alike."),
-    Option(
-        "limits",
-        "Limits | None",
-        None,
+        "chatml or llama3."),
+    Option("prefix_cache", bool, True, "Keep the KV cache of prompts for later ones that begin alike.",
+        aka=("enable_prefix_caching", "cache_prompt", "prompt_cache")),
+    Option("limits", "Limits | None", None,
         "A stretto.Limits: how many requests may run and wait, how long a step may take, how many bytes the "
         "checkpoints of recurrent layers may take (stretto docs cache).",
-    ),
-    Option("vision", "path | None", None, "The mmproj file that lets the model see images."),
-    Option(
-        "image_cache",
-        "bool | path | ImageCache",
-        True,
+        aka=("max_num_seqs", "max_num_batched_tokens", "n_batch", "n_ubatch", "num_batch", "batch_size",
+            "n_parallel", "n_seq_max")),
+    Option("vision", "str | PathLike[str] | None", None, "The mmproj file that lets the model see images.",
+        words="path | None", commands="run chat", unit="file",
+        aka=("mmproj", "clip_model_path", "mmproj_path", "projector")),
+    Option("image_cache", "bool | str | PathLike[str] | ImageCache", True,
         "Keep encoded images, 64 MiB in memory and 512 MiB in files under ~/.cache/stretto/images, so that "
         "none is encoded twice; another folder, a stretto.ImageCache with limits of your own, or False to "
         "keep nothing.",
-    ),
-)
+        words="bool | path | ImageCache"),
+    at="load",
+)  # fmt: skip

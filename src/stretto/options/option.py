@@ -1,79 +1,169 @@
-"""`Option`: one keyword argument, as documentation tells it, and the bounds of its values."""
+"""`Option`: one thing that a caller can set; checks, keywords, flags, fields and documents come from it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from math import inf, isfinite
 from numbers import Integral, Rational, Real
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from stretto.errors import InvalidRequest
 from stretto.options.other_values import value_remedy
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """The numbers that an option takes: from `low` (not `low` itself, if `is_open`) to `high`.
+class Option:
+    """One thing that a caller can set: its name, type, default, meaning, range, and where it applies.
 
-    Numbers other than `low` are at least `least`; smaller ones cannot be computed with.
+    - `type`: a real type, or an annotation as text where its names are of modules above this one
+    - `low`, `high`: the range of numbers, without `low` itself if it is `above`; others are at least `least`,
+      because smaller ones cannot be computed with
+    - `unit`: "seconds", or "bytes", for which the command line takes 8GB; also the placeholder of a text
+    - `aka`: names in other libraries; errors about them say ours
+    - `more`: what documents say behind the meaning; `words`: the type as they have it, if not as Python does
+    - `at`: calls of Python that take it, "default" for `stretto serve --default`, and "request" where a
+      field of that name is passed on as it is
+    - `commands`: those that take it, by `flag`, if that is not made from its name, on the `panel` of --help
+    - `recommended`: a model's own default comes before this one
+    - `test`, `takes`: what a value has to be, where type and range do not say it, and that in words
     """
 
-    low: float
-    high: float
-    is_open: bool = False
-    least: float = -inf
-
-
-@dataclass(frozen=True)
-class Option:
-    """A keyword argument: its name, type in words of Python, default and meaning."""
-
     name: str
-    type: str
+    type: Any
     default: Any
     meaning: str
-    bounds: Bounds | None = None
+    low: float | None = None
+    high: float = inf
+    above: bool = False
+    least: float = -inf
+    unit: str = ""
+    aka: tuple[str, ...] = ()
+    more: str = ""
+    words: str = ""
+    at: str = ""
+    commands: str = ""
+    flag: str = ""
+    panel: str = ""
+    recommended: bool = False
+    test: Callable[[Any], bool] | None = None
+    takes: str = ""
 
-    def check(self, value: Any) -> None:
-        """Raise `InvalidRequest` unless `value` is a number within the bounds.
+    def check(self, value: Any, named: str = "") -> None:
+        """Raise `InvalidRequest` unless the option takes `value`; the message calls it `named`.
 
-        >>> Option("top_k", "int", 40, "", Bounds(0, 1 << 31)).check(40)
+        >>> Option("top_k", int, 40, "", low=0, high=(1 << 31) - 1).check(40)
         """
-        if self.bounds is None:
+        name, kinds = named or self.name, self.kinds
+        if value is None and NoneType in kinds:
             return
-        low, high, least = self.bounds.low, self.bounds.high, self.bounds.least
-        if self.type.startswith("int"):
-            check_integer(self.name, value, int(low), int(high))
+        if self.test is not None:
+            if not self.test(value):
+                self._refuse(name, value, self.takes)
+        elif (bool in kinds and isinstance(value, bool)) or (
+            isinstance(value, str) and value in self.choices
+        ):
             return
-        check_number(self.name, value, low, high, open_low=self.bounds.is_open)
-        if low < value < least:
-            raise InvalidRequest(
-                f"{self.name} must be {low:g} or at least {least:g}, not {value!r}",
-                param=self.name,
-                value=value,
-            )
+        elif bool in kinds or (self.choices and (self.low is None or isinstance(value, str))):
+            self._refuse(name, value, self._taken)
+        elif self.low is not None and int in kinds:
+            check_integer(name, value, int(self.low), int(self.high), param=self.name)
+        elif self.low is not None:
+            check_number(name, value, self.low, self.high, open_low=self.above, param=self.name)
+            if self.low < value < self.least:
+                self._refuse(name, value, f"{self.low:g} or at least {self.least:g}")
+
+    def _refuse(self, name: str, value: Any, taken: str) -> None:
+        remedy = value_remedy(self.name, value)
+        message = f"{name} must be {taken}, not {value!r:.100}{remedy}"
+        raise InvalidRequest(message, param=self.name, value=value)
+
+    @cached_property
+    def kinds(self) -> tuple[Any, ...]:
+        """The types of a union, or the only type; none where it is a text."""
+        if isinstance(self.type, str):
+            return ()
+        return get_args(self.type) if get_origin(self.type) in (Union, UnionType) else (self.type,)
+
+    @cached_property
+    def choices(self) -> tuple[str, ...]:
+        """The texts of its type, if there are some."""
+        return tuple(text for kind in self.kinds if get_origin(kind) is Literal for text in get_args(kind))
+
+    @property
+    def _taken(self) -> str:
+        """The values of an option that takes certain ones only, in words."""
+        values = [*map(repr, self.choices), *(("True", "False") if bool in self.kinds else ())]
+        values += [f"an integer from {self.low:g} to {self.high:.0f}"] if int in self.kinds else []
+        return f"{', '.join(values[:-1])} or {values[-1]}"
+
+    @property
+    def is_single(self) -> bool:
+        """Whether every value is a number, a switch or one of some texts, so that a list is a mistake."""
+        return bool(self.choices) or not {bool, int, float}.isdisjoint(self.kinds)
+
+    @property
+    def shown_type(self) -> str:
+        """The type, as documents have it."""
+        text = self.words or self.annotation
+        return re.sub(r"Literal\[(.*?)\]", lambda found: found[1].replace(", ", " | "), text)
+
+    @property
+    def annotation(self) -> str:
+        """The type, as Python has it.
+
+        >>> Option("cells", int | Literal["auto"], 8192, "").annotation
+        'int | Literal["auto"]'
+        """
+        if isinstance(self.type, str):
+            return self.type
+        return " | ".join(map(_annotation, self.kinds))
+
+    @property
+    def text(self) -> str:
+        """The meaning, and what documents say behind it."""
+        return f"{self.meaning} {self.more}".rstrip()
 
     @property
     def heading(self) -> str:
         """Name, type and default, as in a signature.
 
-        >>> Option("top_k", "int", 40, "Sample among the k most probable tokens only.").heading
+        >>> Option("top_k", int, 40, "Sample among the k most probable tokens only.").heading
         'top_k: int = 40'
         """
-        return f"{self.name}: {self.type} = {self.default!r}"
+        return f"{self.name}: {self.shown_type} = {self.default!r}"
+
+
+def _annotation(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return f"Literal[{', '.join(map(json.dumps, get_args(kind)))}]"
+    return "None" if kind is NoneType else str(kind) if get_args(kind) else kind.__name__
 
 
 Table = tuple[Option, ...]
 
 
+def table(*options: Option, **shared: Any) -> Table:
+    """Options of one kind; what they `share` holds for each that does not say it otherwise."""
+    usual = {field.name: field.default for field in fields(Option)}
+    return tuple(
+        replace(one, **{name: value for name, value in shared.items() if getattr(one, name) == usual[name]})
+        for one in options
+    )
+
+
+def taken_by(table: Table, call: str) -> Table:
+    """The options of a table that a call takes."""
+    return tuple(option for option in table if call in option.at.split())
+
+
 def without(table: Table, *names: str) -> Table:
     """A table less some of its options."""
     return tuple(option for option in table if option.name not in names)
-
-
-def only(table: Table, *names: str) -> Table:
-    """Some options of a table, in the order of the table."""
-    return tuple(option for option in table if option.name in names)
 
 
 def check_number(

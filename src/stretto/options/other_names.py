@@ -7,81 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from stretto.options.generating import CHAT, GENERATE
+from stretto.options.generating import CHAT, GENERATE, OPTIONS
 from stretto.options.loading import LOAD
 from stretto.options.parallel import OWN
 
-# Our name, and others that mean the same.
-SAME = {
-    # generating
-    "max_tokens": (
-        "max_new_tokens",
-        "max_completion_tokens",
-        "max_output_tokens",
-        "max_length",
-        "num_predict",
-        "n_predict",
-    ),
-    "n": ("num_return_sequences", "num_generations"),
-    "beams": ("num_beams", "beam_width", "use_beam_search"),
-    "repetition_penalty": ("repeat_penalty", "penalty_repeat"),
-    "presence_penalty": ("present_penalty", "penalty_present"),
-    "frequency_penalty": ("freq_penalty", "penalty_freq"),
-    "logit_bias": ("sequence_bias",),
-    "stop": ("stop_strings", "stop_sequences", "stopping_criteria", "antiprompt", "reverse_prompt"),
-    "min_tokens": ("min_new_tokens", "min_length"),
-    "include_stop": ("include_stop_str_in_output",),
-    "stop_tokens": ("stop_token_ids",),
-    "seed": ("random_seed", "generator", "rng"),
-    "timeout": ("max_time", "request_timeout", "t_max_predict_ms"),
-    "logprob_tokens": ("logprob_token_ids", "token_ids_logprob"),
-    "logprobs": ("top_logprobs", "n_probs", "output_scores", "output_logits", "return_dict_in_generate"),
-    "hooks": ("logits_processor", "logits_processors"),
-    "grammar": ("guided_json", "guided_decoding", "structured_outputs", "json_schema"),
-    "callback": ("streamer", "on_token", "progress_callback"),
-    "draft": (
-        "draft_model",
-        "assistant_model",
-        "speculative_config",
-        "speculative_model",
-        "prompt_lookup_num_tokens",
-        "num_draft_tokens",
-    ),
-    "draft_branches": ("draft_tree", "speculative_token_tree", "speculative_eagle_topk", "num_branches"),
-    "adapter": ("lora", "lora_request", "lora_name", "lora_adapter", "adapter_name"),
-    "overflow": ("context_shift", "truncate_prompt_tokens"),
-    "keep": ("num_keep", "n_keep"),
+_OF_CALLS = {  # names of what is no option
     "options": ("sampling_params", "generation_config", "params"),
-    "template": ("chat_template_kwargs", "template_kwargs"),
-    # loading
     "model": ("model_path", "model_id", "model_name", "repo_id", "pretrained_model_name_or_path", "path"),
-    "cells": (
-        "n_ctx",
-        "num_ctx",
-        "ctx_size",
-        "context_size",
-        "context_length",
-        "max_model_len",
-        "max_seq_len",
-        "max_seq_length",
-        "max_context_len",
-    ),
-    "threads": ("n_threads", "num_thread", "num_threads", "n_threads_batch", "threads_batch"),
-    "kv": ("kv_cache_dtype", "type_k", "type_v", "cache_type_k", "cache_type_v", "cache_implementation"),
-    "quantize": ("quantization", "quantization_config", "load_in_4bit", "load_in_8bit"),
-    "prefix_cache": ("enable_prefix_caching", "cache_prompt", "prompt_cache"),
-    "limits": (
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "n_batch",
-        "n_ubatch",
-        "num_batch",
-        "batch_size",
-        "n_parallel",
-        "n_seq_max",
-    ),
-    "vision": ("mmproj", "clip_model_path", "mmproj_path", "projector"),
 }
+SAME = {option.name: option.aka for option in (*OPTIONS, *LOAD) if option.aka} | _OF_CALLS
+"""Our name, and others that mean the same."""
 OURS = {other: ours for ours, others in SAME.items() for other in others}
 
 _HOOK = "a hook can do it: it gets the logits (stretto docs control)"

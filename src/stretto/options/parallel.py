@@ -2,55 +2,39 @@
 
 from __future__ import annotations
 
-from stretto.options.generating import SHARED_WITH_PARALLEL
-from stretto.options.option import Option
+from typing import Literal
 
-OWN = (
-    Option(
-        "threshold",
-        "float | schedule",
-        0.15,
+from stretto.options.generating import BY_NAME, GENERATE
+from stretto.options.option import Option, table, taken_by
+
+OWN = table(
+    Option("threshold", "float | Schedule", 0.15,
         "Keep every token at least so probable: a number above 0 up to 1, or a function of how much of the "
         "run has passed (Linear, Cosine, Bezier).",
-    ),
-    Option(
-        "mode",
-        '"isolated" | "visible" | matrix | function',
-        "isolated",
+        words="float | schedule"),
+    Option("mode", "Mode", "isolated",
         "Whether tokens of one position see each other: no, all, by a boolean matrix, or by a function of "
         "the members that makes one.",
-    ),
-    Option("max_width", "int", 8, "Tokens at one position, at most."),
-    Option(
-        "combine",
-        '"mixture" | "best"',
-        "mixture",
-        "The next distribution is the mixture of those of all members, or that of the best one.",
-    ),
-    Option(
-        "prune",
-        "float | None",
-        None,
+        words='"isolated" | "visible" | matrix | function'),
+    Option("max_width", int, 8, "Tokens at one position, at most.", low=1, high=256),
+    Option("combine", Literal["mixture", "best"], "mixture",
+        "The next distribution is the mixture of those of all members, or that of the best one."),
+    Option("prune", float | None, None,
         "Remove members that get less than so many times their set's mean attention; None: remove none.",
-    ),
-    Option("prune_after", "int", 4, "How many steps later members are removed."),
-    Option("temperature", "float", 1.0, "Applied before the threshold; 0 keeps the best token alone."),
-    Option(
-        "delay",
-        "int",
-        16,
+        low=0, high=100, above=True),
+    Option("prune_after", int, 4, "How many steps later members are removed.", low=1, high=1 << 20),
+    Option("temperature", float, 1.0, "Applied before the threshold; 0 keeps the best token alone.",
+        low=0, high=100, least=BY_NAME["temperature"].least),
+    Option("delay", int, 16,
         "Which token of a set the text takes is decided so many steps later at most; 0 decides at once.",
-    ),
-    Option(
-        "attention",
-        'bool | "mean"',
-        False,
-        'Keep the attention of every set, by layer and head; "mean": only the mean over these.',
-    ),
-)
+        low=0, high=4096),
+    Option("attention", bool | Literal["mean"], False,
+        'Keep the attention of every set, by layer and head; "mean": only the mean over these.'),
+    at="parallel", panel="Parallel tokens",
+)  # fmt: skip
 
 PARALLEL = (
-    Option("stream", "bool", False, "Return a stream of steps instead of the result."),
+    Option("stream", bool, False, "Return a stream of steps instead of the result."),
     *OWN,
-    *SHARED_WITH_PARALLEL,
+    *taken_by(GENERATE, "parallel"),
 )
