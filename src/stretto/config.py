@@ -26,7 +26,7 @@ from typing import Any
 
 from stretto.errors import InvalidRequest
 from stretto.options.generating import BY_NAME, SAMPLING
-from stretto.options.loading import THREADS
+from stretto.options.loading import BY_NAME as LOADING
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -124,7 +124,7 @@ SETTINGS: dict[str, Setting] = {
             number,
             BY_NAME["max_tokens"].check,
         ),
-        Setting("threads", "Threads that compute.", number, THREADS.check),
+        Setting("threads", "Threads that compute.", number, LOADING["threads"].check),
         Setting(
             "logs",
             "Keep conversations on this machine, for run -c and stretto logs.",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stretto.weights.memory import Memory
     from stretto.weights.metadata import Value
 
+SHOWN_CACHES = ("f16", "q8")  # types of caches whose memory is shown
 _MAX_CHARS = 60  # characters of a string that are shown
 _MAX_ELEMENTS = 6  # elements of an array that are shown
 
@@ -67,7 +68,6 @@ def _path_of(model: str) -> Iterator[tuple[Path, str]]:
 
 
 def _document(file: GGUF) -> dict[str, Any]:
-    from stretto.weights.memory import CACHE_TYPES
 
     spec, problem = _spec(file)
     need = _need(file, spec)
@@ -100,7 +100,7 @@ def _document(file: GGUF) -> dict[str, Any]:
             "context_length": need.context_length,
             "cache": {
                 kind: {str(length): need.cache_bytes(kind, length) for length in need.lengths}
-                for kind in CACHE_TYPES
+                for kind in SHOWN_CACHES
             },
             "recurrent": "" if spec is None else spec.recurrent,
             "slot": need.state_bytes,
@@ -130,12 +130,11 @@ def _need(file: GGUF, spec: ModelSpec | None) -> Memory:
 
 def _model(spec: ModelSpec, need: Memory) -> dict[str, Any]:
     from stretto.models.summary import expert_facts, layer_kinds
-    from stretto.weights.memory import CACHE_TYPES
 
     return {
         "layers": layer_kinds(spec),
         "experts": expert_facts(spec),
-        "kv_bytes_per_token": {kind: need.cache_bytes(kind, 1) or 0 for kind in CACHE_TYPES},
+        "kv_bytes_per_token": {kind: need.cache_bytes(kind, 1) or 0 for kind in SHOWN_CACHES},
         "state_bytes": need.state_bytes,
     }
 
@@ -196,9 +195,8 @@ def _show(file: GGUF, tensors: bool, shown: str = "") -> None:
 def _words(spec: ModelSpec, need: Memory) -> list[str]:
     """The layers, and what a token and a sequence take."""
     from stretto.models.summary import in_words
-    from stretto.weights.memory import CACHE_TYPES
 
-    cells = ", ".join(f"{need.cache_bytes(kind, 1) or 0:,} bytes ({kind})" for kind in CACHE_TYPES)
+    cells = ", ".join(f"{need.cache_bytes(kind, 1) or 0:,} bytes ({kind})" for kind in SHOWN_CACHES)
     return [in_words(spec), f"K and V of a token: {cells}"]
 
 
@@ -228,13 +226,12 @@ def _placement(need: Memory) -> str:
 
 def _cache(need: Memory) -> Any:
     from stretto.cli.output import size, table
-    from stretto.weights.memory import CACHE_TYPES
 
-    columns = [f"{kind} cache" for kind in CACHE_TYPES]
-    totals = [f"weights + {kind}" for kind in CACHE_TYPES]
+    columns = [f"{kind} cache" for kind in SHOWN_CACHES]
+    totals = [f"weights + {kind}" for kind in SHOWN_CACHES]
     made = table("tokens", *columns, *totals, right=("tokens", *columns, *totals))
     for length in need.lengths:
-        sizes = [need.cache_bytes(kind, length) for kind in CACHE_TYPES]
+        sizes = [need.cache_bytes(kind, length) for kind in SHOWN_CACHES]
         cells = ["unknown" if n is None else size(n) for n in sizes]
         cells += ["unknown" if n is None else size(n + need.weight_bytes) for n in sizes]
         made.add_row(f"{length:,}", *cells)

@@ -26,8 +26,7 @@ from stretto.engine.track import Track
 from stretto.engine.types import Result
 from stretto.errors import ContextOverflow, InvalidRequest
 from stretto.options.documenting import documented
-from stretto.options.generating import BRANCHING
-from stretto.sampling.params import check_integer, check_number
+from stretto.options.generating import BRANCHING, MAX_BRANCHES
 from stretto.sampling.rng import RandomStream
 from stretto.text.reasoning import Reasoning
 
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from stretto.structured import Constraint, Guide
 
 Prompt = list[int] | Sequence
-
-MAX_BRANCHES = 256
 
 
 class BranchKeywords(Keywords, total=False):
@@ -57,10 +54,8 @@ class Branching:
     length_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("n", "best_of", "beams"):
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), 1, MAX_BRANCHES)
-        check_number("length_penalty", self.length_penalty, -10.0, 10.0)
+        for option in BRANCHING:
+            option.check(getattr(self, option.name))
         for name in ("best_of", "beams"):
             if (self.n or 1) > (getattr(self, name) or MAX_BRANCHES):
                 raise InvalidRequest(

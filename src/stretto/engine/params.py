@@ -19,7 +19,7 @@ from stretto.options.generating import BY_NAME, GENERATE
 from stretto.options.other_names import unknown_name
 from stretto.options.other_values import value_remedy
 from stretto.sampling.hooks import NativeHook
-from stretto.sampling.params import SamplingParams, check_integer, check_number
+from stretto.sampling.params import SamplingParams, check_integer
 
 if TYPE_CHECKING:
     from stretto.drafts import Drafter
@@ -31,9 +31,7 @@ Stop = str | Callable[[str], bool]
 
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 8192  # of all together
-MAX_LOGPROBS = 1000
-MAX_SALT_LENGTH = 256
-MAX_DRAFT_BRANCHES = 16
+MAX_LOGPROBS = int(BY_NAME["logprobs"].high)
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -140,8 +138,6 @@ class RequestParams:
 
 SAMPLING_NAMES = tuple(field.name for field in fields(SamplingParams))
 NAMES = tuple(option.name for option in GENERATE)  # `n` and its kin too, which `branching` takes
-_PLAIN_TYPES = ("bool", "int", "float", "int | None", "float | None")
-_PLAIN = frozenset(option.name for option in GENERATE if option.type in _PLAIN_TYPES)
 
 
 def sampling_params(options: Mapping[str, Any]) -> SamplingParams:
@@ -172,6 +168,9 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
     _known(options, NAMES)
     _check_single(options)
     check_combinations(options)
+    for name, value in options.items():
+        if name not in SAMPLING_NAMES:  # SamplingParams checks those
+            BY_NAME[name].check(value)
     rest = dict(options)
     sampling = SamplingParams(**{name: rest.pop(name) for name in SAMPLING_NAMES if name in rest})
     if rest.get("grammar") is not None:
@@ -180,31 +179,12 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
         if not isinstance(rest["grammar"], Compiled):
             rest["grammar"] = as_grammar(rest["grammar"])
     loop = rest.pop("loop", "auto")
-    if loop not in ("auto", "python", "fused"):
-        raise InvalidRequest(
-            f"loop must be 'auto', 'python' or 'fused', not {loop!r}", param="loop", value=loop
-        )
     rest["fused"], rest["may_run_ahead"] = loop == "fused", loop != "python"
-    for name in ("max_tokens", "seed"):
-        if rest.get(name) is not None:
-            BY_NAME[name].check(rest[name])
-    if rest.get("timeout") is not None:
-        check_number("timeout", rest["timeout"], 0.0, 1e9, open_low=True)
-    check_integer("min_tokens", rest.get("min_tokens", 0), 0, 1 << 31)
     if rest.get("max_tokens") is not None and rest.get("min_tokens", 0) > rest["max_tokens"]:
         raise InvalidRequest(
             f"min_tokens is {rest['min_tokens']}, which is more than max_tokens={rest['max_tokens']}",
             param="min_tokens",
             value=rest["min_tokens"],
-        )
-    check_integer("priority", rest.get("priority", 0), -(1 << 31), 1 << 31)
-    check_integer("keep", rest.get("keep", 0), 0, 1 << 31)
-    check_integer("continues", rest.get("continues", 0), 0, 1 << 31)
-    if rest.get("overflow", "error") not in ("error", "shift"):
-        raise InvalidRequest(
-            f"overflow must be 'error' or 'shift', not {rest['overflow']!r}",
-            param="overflow",
-            value=rest["overflow"],
         )
     if rest.get("keep") and rest.get("overflow") != "shift":
         raise InvalidRequest(
@@ -212,25 +192,12 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
             param="keep",
             value=rest["keep"],
         )
-    check_integer("logprobs", rest.get("logprobs", 0), 0, MAX_LOGPROBS)
-    for name in ("ignore_eos", "repeat_guard", "include_stop", "special", "reasoning", "sampled_logprobs"):
-        if not isinstance(rest.get(name, False), bool):
-            raise InvalidRequest(
-                f"{name} must be True or False, not {rest[name]!r}", param=name, value=rest[name]
-            )
-    if rest.get("reasoning_budget") is not None:
-        check_integer("reasoning_budget", rest["reasoning_budget"], 0, 1 << 31)
-        if not rest.get("reasoning"):
-            raise InvalidRequest(
-                "reasoning_budget bounds the reasoning, which reasoning=True tells apart from the answer; "
-                "give both, as chat does",
-                param="reasoning_budget",
-                value=rest["reasoning_budget"],
-            )
-    check_salt(rest.get("cache_salt"))
-    if rest.get("callback") is not None and not callable(rest["callback"]):
+    if rest.get("reasoning_budget") is not None and not rest.get("reasoning"):
         raise InvalidRequest(
-            f"callback must be a function, not {rest['callback']!r}", param="callback", value=rest["callback"]
+            "reasoning_budget bounds the reasoning, which reasoning=True tells apart from the answer; "
+            "give both, as chat does",
+            param="reasoning_budget",
+            value=rest["reasoning_budget"],
         )
     rest["adapter"] = adapter_parts(rest.get("adapter"))
     rest["hooks"] = _all("hooks", rest.get("hooks", ()), callable, "functions")
@@ -270,20 +237,9 @@ def _token_ids(name: str, options: Mapping[str, Any], n_vocab: int) -> tuple[int
     return tuple(int(token) for token in tokens)
 
 
-def check_salt(salt: object) -> None:
-    """Raise unless a `cache_salt` is None or a short text."""
-    if salt is not None and not (isinstance(salt, str) and len(salt) <= MAX_SALT_LENGTH):
-        raise InvalidRequest(
-            f"cache_salt must be a text of at most {MAX_SALT_LENGTH} characters, or None, not {salt!r:.60}",
-            param="cache_salt",
-            value=salt,
-        )
-
-
 def _drafter(options: Mapping[str, Any]) -> Drafter | None:
     """The drafter that an option names."""
     draft, branches = options.get("draft"), options.get("draft_branches", 1)
-    check_integer("draft_branches", branches, 1, MAX_DRAFT_BRANCHES)
     if draft is None:
         if branches > 1:
             raise InvalidRequest(
@@ -322,7 +278,7 @@ def per_prompt(call: str) -> str:
 
 def _check_single(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
-        if name in _PLAIN and isinstance(value, (list, tuple)):
+        if BY_NAME[name].is_single and isinstance(value, (list, tuple)):
             raise InvalidRequest(
                 f"{name} must be one value, for all prompts, not a {type(value).__name__}; "
                 + per_prompt(f"llm.stream(prompt, {name}=…)"),

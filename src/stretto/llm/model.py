@@ -16,7 +16,7 @@ from stretto.engine import Engine, Limits, Request, Sequence, Step
 from stretto.engine.adapters import AdapterInfo, adapter_parts
 from stretto.engine.events import StepEvents
 from stretto.engine.options import Options, combined
-from stretto.engine.params import check_salt, sampling_params
+from stretto.engine.params import sampling_params
 from stretto.engine.parked import ParkedSequences
 from stretto.engine.passes import (
     activations_of,
@@ -36,7 +36,7 @@ from stretto.llm.prompts import Prompt, prompt_ids
 from stretto.llm.scoring import Adapter, Scoring
 from stretto.llm.texts import Texts, is_list
 from stretto.options.documenting import documented
-from stretto.options.generating import SAMPLING
+from stretto.options.generating import CACHE_SALT, SAMPLING
 from stretto.options.parallel import PARALLEL
 from stretto.routing.route import Route
 from stretto.sampling.rng import RandomStream
@@ -243,7 +243,7 @@ class LLM(Texts, Scoring, EngineModel):
         and those of its forks, are computed with `adapter`, as in `generate`. Special tokens spelt out in a
         text are parsed; for a text that you do not trust, give `llm.tokenizer.encode(text)`.
         """
-        check_salt(cache_salt)
+        CACHE_SALT.check(cache_salt)
         ids, parts = prompt_ids(self._engine, prompt, cache_salt), adapter_parts(adapter)
         return new_sequence(self._engine, ids, RandomStream(seed), cache_salt, parts)
 
@@ -277,7 +277,7 @@ class LLM(Texts, Scoring, EngineModel):
         >>> seq.save("story.safetensors")
         >>> llm.restore("story.safetensors").step()
         """
-        check_salt(cache_salt)
+        CACHE_SALT.check(cache_salt)
         return restored_sequence(self._engine, path, share, cache_salt)
 
     @documented(SAMPLING)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from stretto.engine import Engine, Request
-from stretto.engine.params import check_salt
 from stretto.engine.passes import measure_request
 from stretto.engine.types import Token
 from stretto.errors import InvalidRequest
 from stretto.llm.prompts import prompt_ids
+from stretto.options.generating import CACHE_SALT
 
 
 class PromptScores:
@@ -31,7 +31,7 @@ class PromptScores:
                 param="prompts",
                 value=prompts,
             )
-        check_salt(salt)
+        CACHE_SALT.check(salt)
         self._engine = engine
         self._ids = [prompt_ids(engine, prompt) for prompt in prompts]
         self._texts = [isinstance(prompt, str) for prompt in prompts]

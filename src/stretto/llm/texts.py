@@ -11,14 +11,13 @@ import numpy as np
 from stretto.engine import Engine, Request, Result, Sequence
 from stretto.engine.branch import Branches
 from stretto.engine.options import Options, combined
-from stretto.engine.params import check_salt
 from stretto.engine.stream import TextStream
 from stretto.engine.worker import Worker
 from stretto.errors import InvalidRequest
 from stretto.llm.making import new_batch, new_branches, new_text
 from stretto.llm.prompts import Message, OnePrompt, Parts, Prompt, conversation_ids, known_template
 from stretto.options.documenting import documented
-from stretto.options.generating import CHAT, GENERATE, STREAM
+from stretto.options.generating import CACHE_SALT, CHAT, GENERATE, STREAM
 from stretto.options.refusing import check_backend
 from stretto.text.arguments import thinking_arguments
 from stretto.text.template import ChatTemplate
@@ -221,7 +220,7 @@ class Texts:
         `continue_final` ends them behind the text of the last message, one of the assistant, which the model
         then continues.
         """
-        check_salt(cache_salt)
+        CACHE_SALT.check(cache_salt)
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         return conversation_ids(

@@ -187,3 +187,4 @@ CHAT = (
 )
 OPTIONS = (*GENERATE, TEMPLATE)
 BY_NAME = {option.name: option for option in OPTIONS}
+CACHE_SALT = BY_NAME["cache_salt"]

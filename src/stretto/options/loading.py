@@ -44,7 +44,6 @@ MACHINE = table(
     at="load", commands=_COMMANDS, panel="Backend",
 )  # fmt: skip
 
-THREADS = next(option for option in MACHINE if option.name == "threads")
 LOAD = MACHINE + table(
     Option("quantize", str | None, None,
         'Quantise the weights while they are loaded, such as "q4_k" (stretto docs mixes has the names), '
@@ -73,3 +72,4 @@ LOAD = MACHINE + table(
         words="bool | path | ImageCache"),
     at="load",
 )  # fmt: skip
+BY_NAME = {option.name: option for option in LOAD}

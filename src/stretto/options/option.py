@@ -97,8 +97,10 @@ class Option:
     @property
     def _taken(self) -> str:
         """The values of an option that takes certain ones only, in words."""
-        values = [*map(repr, self.choices), *(("True", "False") if bool in self.kinds else ())]
-        values += [f"an integer from {self.low:g} to {self.high:.0f}"] if int in self.kinds else []
+        values = []
+        for kind in self.kinds:
+            values += ["True", "False"] if kind is bool else map(repr, get_args(kind))
+            values += [f"an integer from {self.low:g} to {self.high:.0f}"] if kind is int else []
         return f"{', '.join(values[:-1])} or {values[-1]}"
 
     @property

@@ -13,19 +13,14 @@ from stretto.engine.combinations import check_parallel
 from stretto.engine.params import Hook, RequestParams, Stop, request_params
 from stretto.errors import InvalidRequest
 from stretto.options.documenting import documented
-from stretto.options.generating import BY_NAME
 from stretto.options.other_names import unknown_name
 from stretto.options.parallel import OWN as OWN_OPTIONS
 from stretto.parallel.schedule import Schedule, check_threshold
 from stretto.parallel.sets import Matrix
 from stretto.parallel.types import Member, ParallelStep
-from stretto.sampling.params import check_integer, check_number
 from stretto.structured import Grammar
 
 Mode = Literal["isolated", "visible"] | ArrayLike | Callable[[list[Member]], ArrayLike]
-
-MAX_WIDTH = 256
-MAX_DELAY = 4096
 
 
 class ParallelOptions(TypedDict, total=False):
@@ -71,24 +66,8 @@ class ParallelParams:
     def __post_init__(self) -> None:
         if not callable(self.threshold):
             check_threshold(self.threshold)
-        check_integer("max_width", self.max_width, 1, MAX_WIDTH)
-        if self.combine not in ("mixture", "best"):
-            raise InvalidRequest(
-                f"combine must be 'mixture' or 'best', not {self.combine!r}",
-                param="combine",
-                value=self.combine,
-            )
-        if self.prune is not None:
-            check_number("prune", self.prune, 0.0, 100.0, open_low=True)
-        check_integer("prune_after", self.prune_after, 1, 1 << 20)
-        BY_NAME["temperature"].check(self.temperature)
-        check_integer("delay", self.delay, 0, MAX_DELAY)
-        if not isinstance(self.attention, bool) and self.attention != "mean":
-            raise InvalidRequest(
-                f"attention must be True, False or 'mean', not {self.attention!r}",
-                param="attention",
-                value=self.attention,
-            )
+        for option in OWN_OPTIONS:
+            option.check(getattr(self, option.name))
         if isinstance(self.mode, str):
             if self.mode not in ("isolated", "visible"):
                 raise InvalidRequest(

@@ -20,8 +20,7 @@ from stretto.weights.formats import Format
 from stretto.weights.gguf import GGUF
 from stretto.weights.metadata import Metadata
 
-CACHE_TYPES: Mapping[str, Format] = {"f16": Format.F16, "q8": Format.Q8_0}
-ALL_CACHE_TYPES: Mapping[str, Format] = {**CACHE_TYPES, "f32": Format.F32}  # with the one for comparisons
+CACHE_FORMATS: Mapping[str, Format] = {"f16": Format.F16, "q8": Format.Q8_0, "f32": Format.F32}  # of a CPU
 LENGTHS = (512, 2048, 8192)
 
 # Bits of a number in the native kernels' layout (csrc/packed.h); other formats are as small as in the file.
@@ -62,7 +61,7 @@ class Memory:
         """The bytes of a cache of `length` cells of type `kind`; None if the model's shape is not known."""
         if not self.rows:
             return None
-        fmt = ALL_CACHE_TYPES[kind]
+        fmt = CACHE_FORMATS[kind]
         # Each row is stored in whole blocks of its own.
         return length * sum(count * -(-numbers // fmt.block) * fmt.size for count, numbers in self.rows)
 
