@@ -97,7 +97,7 @@ class Option:
     @property
     def _taken(self) -> str:
         """The values of an option that takes certain ones only, in words."""
-        values = []
+        values: list[str] = []
         for kind in self.kinds:
             values += ["True", "False"] if kind is bool else map(repr, get_args(kind))
             values += [f"an integer from {self.low:g} to {self.high:.0f}"] if kind is int else []
