@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from make_model import Shape, metadata
-from stretto import load, router
+from stretto import load
+from stretto.loading import describe
 from stretto.text.loading import load_tokenizer
 from stretto.weights import hub
 from stretto.weights.formats import READABLE
@@ -49,7 +50,7 @@ def growth(path, threads):
     del file
     gc.collect()
     start, resident = kilobytes("smaps_rollup", "Pss"), kilobytes("status", "VmRSS")
-    router.load_tokenizer = lambda metadata: tokenizer
+    describe.load_tokenizer_of = lambda metadata: tokenizer
     with load(path, threads=threads, cells=CELLS) as llm:
         llm.generate([5, 6, 7], max_tokens=1, temperature=0)
         return {

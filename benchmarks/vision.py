@@ -28,7 +28,7 @@ import make_model
 from peers.bench import Others, finish, note, raw_file
 from peers.process import Process
 from stretto import hardware
-from stretto.routing.images import BUNDLED_ENCODERS
+from stretto.loading.images import BUNDLED_ENCODERS
 from stretto.weights import hub
 from stretto.weights.formats import Format
 

@@ -9,12 +9,13 @@ those that name the native or the reference backend keep them.
 
 import functools
 import os
+from dataclasses import replace
 
 import pytest
 
-from stretto import door
 from stretto.backends import native, registry
-from stretto.llm import encoder
+from stretto.loading import load
+from stretto.options.loading import LoadOptions
 
 NAME = os.environ.get("STRETTO_TEST_BACKEND", "")
 DEVICE = os.environ.get("STRETTO_TEST_DEVICE", "auto")
@@ -69,17 +70,15 @@ def install() -> None:
         return entry.open(file, spec, options)
 
     native.NativeBackend = opened
-    for module in (door, encoder):
-        module.open_model = _with_backend(module.open_model)
+    load.open_model = _with_backend(load.open_model)
 
 
 def _with_backend(open_model):
     @functools.wraps(open_model)
-    def wrapped(model, *, backend="auto", device="auto", **options):
-        if (backend, device) == ("auto", "auto"):
-            backend, device = NAME, DEVICE
-        options["precision"] = _precision(options.get("precision", "standard"))
-        return open_model(model, backend=backend, device=device, **options)
+    def wrapped(model, options=LoadOptions()):  # noqa: B008
+        if (options.backend, options.device) == ("auto", "auto"):
+            options = replace(options, backend=NAME, device=DEVICE)
+        return open_model(model, replace(options, precision=_precision(options.precision)))
 
     return wrapped
 

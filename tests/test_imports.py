@@ -41,48 +41,46 @@ ALLOWED = {
         "weights.mapped",
     },
     "parallel": {"backends.base", "engine", "sampling", "structured", "text"},
-    "router": {
+    "loading": {
         "backends",
+        "cache",
         "hardware",
         "models",
         "quantize",
-        "routing",
-        "sampling",
+        "sampling.params",
         "text",
         "vision",
         "weights",
     },
-    "routing": {"backends", "cache", "models", "sampling.params", "text", "vision", "weights"},
+    "loading.load": {"engine", "llm", "loading", "tasks", "text", "vision"},
+    "loading.verbs": set(),
     "llm": {
         "backends.base",
         "cache",
         "engine",
         "models",
         "parallel",
-        "router",
-        "routing.route",
+        "loading.choose",  # a model's route
+        "loading.verbs",
         "sampling",
         "structured",
         "text",
         "tasks.results",
         "tools",
-        "verbs",
         "vision",
         "weights",
     },
     "tools": {"engine", "structured", "text"},
-    "verbs": set(),
-    "tasks": {"backends.onnx_session", "text", "verbs", "vision", "weights"},
+    "tasks": {"backends.onnx_session", "loading.verbs", "text", "vision", "weights"},
     "hardware": {"weights"},
-    "door": {"engine", "llm", "router", "tasks", "text", "vision", "weights.hub"},
     "testing": {"*"},
     "bench": {
         "backends.base",
         "engine.track",
         "hardware",
         "llm",
+        "loading",
         "models",
-        "router",
         "sampling",
         "text",
         "weights",
@@ -108,9 +106,8 @@ ALLOWED = {
         "local",
         "models",
         "parallel",
+        "loading",
         "quantize",  # of /api/create
-        "router",
-        "routing.images",  # encoders by their names
         "tasks",
         "text",
         "tools",
@@ -130,11 +127,10 @@ ALLOWED = {
         "export",
         "hardware",
         "llm",
+        "loading",
         "local",
         "models",
         "quantize",
-        "router",
-        "routing",
         "server",
         "tasks",
         "text",
@@ -148,7 +144,9 @@ EVERYONE = {"errors", "forking", "kernels", "options", "_native"}
 
 
 def part_of(path):
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    """The module if it has an entry of its own, else its folder."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts) if ".".join(parts) in ALLOWED else parts[0]
 
 
 def imported(path):

@@ -8,7 +8,8 @@ import stretto
 from gpus.clock import synchronize
 from stretto.backends.base import Batch, Decoding
 from stretto.cache.cells import Cells
-from stretto.router import open_model
+from stretto.loading.open import open_model
+from stretto.options.loading import LoadOptions
 
 SAMPLING = {"greedy": {"temperature": 0}, "default sampler": {}}
 PIECE = 4096  # tokens of prompts in a pass
@@ -80,7 +81,7 @@ class Bare:
     """The backend's forward passes alone; K and V of prefixes are whatever is in the cells."""
 
     def __init__(self, path, cells, **options):
-        self.backend = open_model(path, cells=cells, **options).backend
+        self.backend = open_model(path, LoadOptions(cells=cells, **options)).backend
         self.cells = Cells(self.backend.n_cells)
         self.shape = None
 

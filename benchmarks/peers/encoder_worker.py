@@ -17,9 +17,9 @@ PADDED_TEXTS = 8
 
 
 def stretto(model, threads):
-    from stretto.llm.encoder import load_encoder
+    import stretto
 
-    return load_encoder(model, threads=threads).embed
+    return stretto.load(model, threads=threads).embed
 
 
 def onnx8(model, threads):

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stretto import hooks, parallel, tasks, tools
     from stretto.backends.base import Batch
-    from stretto.door import load
     from stretto.drafts import DraftModel, PromptLookup
     from stretto.engine import Limits, Result, Sequence, Step, Token
     from stretto.engine.options import Options
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
         UnsupportedModel,
     )
     from stretto.llm import LLM
+    from stretto.loading.load import load
     from stretto.sampling import SamplingParams, sample
     from stretto.sampling.hooks import NativeHook
     from stretto.structured import Grammar, Guide
@@ -53,7 +53,6 @@ os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
 
 _HOMES = {
     "stretto.backends.base": ("Batch",),
-    "stretto.door": ("load",),
     "stretto.drafts": ("DraftModel", "PromptLookup"),
     "stretto.engine": ("Limits", "Result", "Sequence", "Step", "Token"),
     "stretto.engine.options": ("Options",),
@@ -75,6 +74,7 @@ _HOMES = {
         "UnsupportedModel",
     ),
     "stretto.llm": ("LLM",),
+    "stretto.loading.load": ("load",),
     "stretto.sampling": ("SamplingParams", "sample"),
     "stretto.sampling.hooks": ("NativeHook",),
     "stretto.structured": ("Grammar", "Guide"),

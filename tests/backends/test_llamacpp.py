@@ -5,9 +5,10 @@ import pytest
 
 import stretto
 from strange_models import mamba, xverse
-from stretto import router
 from stretto.backends import llama_package
 from stretto.errors import ModelError, RouteWarning, Unsupported, UnsupportedModel
+from stretto.loading.choose import check_download
+from stretto.loading.open import survey
 from stretto.weights.gguf import GGUF
 from stretto.weights.writer import write_gguf
 
@@ -169,7 +170,7 @@ def test_a_file_that_it_cannot_load_says_what_it_said(lc, strange, tmp_path):
 
 
 def test_a_cache_that_does_not_fit_is_refused_before_it_is_made(lc, strange, monkeypatch):
-    monkeypatch.setattr(router, "free_memory", lambda: 200 << 20)
+    monkeypatch.setattr("stretto.loading.open.free_memory", lambda: 200 << 20)
     with pytest.raises(stretto.InvalidRequest, match="ask for fewer cells"):
         stretto.load(strange["xverse"], backend="llamacpp", cells=1 << 20)
 
@@ -187,7 +188,7 @@ def test_without_the_package_it_is_named(strange, smollm2_path, monkeypatch):
     ):
         stretto.load(strange["xverse"], backend="llamacpp", **FEW)
     with pytest.raises(UnsupportedModel, match=r"llama-cpp-python is not installed"):
-        router.check_download(strange["xverse"])
+        check_download(strange["xverse"])
     with stretto.load(smollm2_path, **FEW) as llm:
         refused = next(each for each in llm.route.others if each.backend == "llamacpp")
         assert (refused.state, "pip install" in refused.reason) == ("refused", True)
@@ -199,6 +200,6 @@ def test_its_log_does_not_reach_the_terminal(lc, strange, capfd):
 
 
 def test_a_survey_shows_how_fast_it_is(lc, strange):
-    route = router.survey(strange["mamba"], threads=1, cells=64)
+    route = survey(strange["mamba"], threads=1, cells=64)
     assert route.backend == "llamacpp"
     assert route.chosen.tokens_per_second > 1

@@ -143,7 +143,7 @@ GROWTH = """
 import gc, json, sys
 from pathlib import Path
 import stretto
-from stretto import router
+from stretto.loading import describe
 from stretto.text.loading import load_tokenizer
 from stretto.weights.gguf import GGUF
 
@@ -156,7 +156,7 @@ with GGUF(path) as file:
     tokenizer = load_tokenizer(file.metadata)
 del file
 gc.collect()
-router.load_tokenizer_of = lambda file: tokenizer
+describe.load_tokenizer_of = lambda file: tokenizer
 Path("/proc/self/clear_refs").write_text("5")  # the highest resident set begins anew
 pss, rss = read("smaps_rollup", "Pss"), read("status", "VmRSS")
 llm = stretto.load(path, cells=64, threads=2)

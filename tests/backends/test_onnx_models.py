@@ -9,7 +9,7 @@ import pytest
 import stretto
 from stretto.backends.onnx_session import available_devices
 from stretto.errors import InvalidRequest, ModelError, Unsupported
-from stretto.router import survey
+from stretto.loading.open import survey
 from stretto.weights.onnx.folder import find_folder, is_onnx_folder
 
 pytest.importorskip("onnxruntime")

@@ -11,7 +11,6 @@ import pytest
 
 from serving import mock, serving
 from strange_models import TOKENS, xverse
-from stretto import router
 from stretto.bench import comparing
 from stretto.bench.comparing import ComparePlan, Contestant, Found, Skipped, page
 from stretto.bench.comparing.page import plot
@@ -19,6 +18,7 @@ from stretto.bench.comparing.plan import Prompts
 from stretto.bench.comparing.process import Failed, Process
 from stretto.cli import main
 from stretto.errors import InvalidRequest
+from stretto.loading.describe import open_tokenizer
 from stretto.testing import byte_tokenizer
 
 SMALL = ComparePlan(prompt=24, tokens=6, sequences=2, rounds=1, threads=1)
@@ -235,7 +235,7 @@ def test_a_server_that_is_not_there_says_so(tmp_path):
 
 
 def test_texts_of_a_server_agree_by_their_tokens(fake, tmp_path):
-    tokenizer = router.open_tokenizer(fake("x").model)
+    tokenizer = open_tokenizer(fake("x").model)
     words = tokenizer.encode("Hello world")
     (tmp_path / "worker_text.py").write_text(
         FAKE.replace(

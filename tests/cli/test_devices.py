@@ -6,10 +6,11 @@ from dataclasses import asdict, fields, replace
 import pytest
 
 from found_machine import FOUND
-from stretto import hardware, router
+from stretto import hardware
 from stretto.cli import main
 from stretto.hardware import Gpu, Hardware
-from stretto.routing import Option, Route
+from stretto.loading import choose
+from stretto.loading.choose import Alternative, Route
 
 NOTHING = replace(
     FOUND,
@@ -62,10 +63,10 @@ def test_the_table(devices):
 
 
 def test_a_gpu_that_cannot_be_used_says_what_is_missing(devices, monkeypatch):
-    monkeypatch.setattr(router, "missing_for", lambda device: f"torch is not installed for {device}")
+    monkeypatch.setattr(choose, "find_missing", lambda device: f"torch is not installed for {device}")
     output = " ".join(devices(FOUND).split())
     assert "cuda not usable here: torch is not installed for cuda" in output
-    monkeypatch.setattr(router, "missing_for", lambda device: "")
+    monkeypatch.setattr(choose, "find_missing", lambda device: "")
     assert "not usable" not in devices(FOUND)
 
 
@@ -97,11 +98,13 @@ def test_refresh_is_passed_on(devices):
 
 def test_a_model_gets_a_table_of_what_can_run_it(devices, monkeypatch):
     options = (
-        Option("native", "cpu", "chosen", "the only one", 240.5, 0.0),
-        Option("llamacpp", "cpu", "refused", "pip install it"),
+        Alternative("native", "cpu", "chosen", "the only one", 240.5, 0.0),
+        Alternative("llamacpp", "cpu", "refused", "pip install it"),
     )
     asked = []
-    monkeypatch.setattr(router, "survey", lambda *args, **kw: asked.append((args, kw)) or Route(options))
+    monkeypatch.setattr(
+        "stretto.loading.open.survey", lambda *args, **kw: asked.append((args, kw)) or Route(options)
+    )
     output = " ".join(devices(FOUND, "--model", "x.gguf", "--threads", "2").split())
     assert "native cpu 240.5 0.0000 chosen: the only one" in output
     assert "llamacpp cpu refused: pip install it" in output

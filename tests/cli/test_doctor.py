@@ -10,8 +10,8 @@ from stretto import hardware
 from stretto.cli import app, main
 from stretto.cli.checks import broken_folders, checks
 from stretto.hardware import tuning
+from stretto.loading.verbs import Verbs
 from stretto.testing import mock_llm
-from stretto.verbs import Verbs
 from stretto.weights.hub import Store
 
 

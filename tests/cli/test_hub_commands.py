@@ -64,7 +64,7 @@ def test_a_model_on_the_hub_is_inspected_by_its_head(stretto, server, store_home
 
 
 def test_what_does_not_fit_is_refused_and_fetched_if_it_is_wanted(stretto, server, monkeypatch):
-    monkeypatch.setattr("stretto.router.total_memory", lambda: 1000)
+    monkeypatch.setattr("stretto.loading.choose.total_memory", lambda: 1000)
     code, output, errors = stretto("pull", "hf:org/repo")
     assert (code, output) == (2, "")
     assert "hf:org/repo/m-Q4_K_M.gguf was not fetched: " in errors

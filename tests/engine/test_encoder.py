@@ -5,9 +5,10 @@ import asyncio
 import numpy as np
 import pytest
 
+import stretto
 from stretto import Limits
 from stretto.errors import ContextOverflow, InvalidRequest, ModelError, Unsupported
-from stretto.llm.encoder import Encoder, load_encoder
+from stretto.llm.encoder import Encoder
 from stretto.models import read_spec
 from stretto.testing import byte_tokenizer
 from stretto.weights.gguf import GGUF
@@ -31,7 +32,7 @@ from tiny_models import answer
 @pytest.fixture(scope="module", params=["native", "reference"])
 def bert(request, tmp_path_factory):
     path = with_words("bert", tmp_path_factory.mktemp("bert") / "bert.gguf")
-    with load_encoder(path, backend=request.param, threads=2, cells=128) as encoder:
+    with stretto.load(path, backend=request.param, threads=2, cells=128) as encoder:
         yield encoder
 
 
@@ -95,7 +96,7 @@ def test_a_cross_encoder_reads_query_and_document_together_with_their_types(bert
 def test_without_a_class_head_documents_are_ranked_by_cosine(tmp_path):
     path = with_words("nomic-bert", tmp_path / "nomic.gguf")
     documents = ["the dog sleeps", "the cat runs", "a bird"]
-    with load_encoder(path, threads=1, cells=128) as encoder:
+    with stretto.load(path, threads=1, cells=128) as encoder:
         best = encoder.rerank("the cat runs", documents)[0]
         assert (best.index, best.text) == (1, "the cat runs")
         assert best.score == pytest.approx(1.0, abs=1e-6)
@@ -184,16 +185,6 @@ def test_labels_that_do_not_fit_are_refused(tmp_path):
     spec = read_spec(decoder_with(tmp_path, head, classifier__output_labels=["yes", "no"], pooling_type=4))
     assert spec.classifier.labels == ("yes", "no")
     assert spec.classifier.pooling == "last"
-
-
-def test_a_language_model_is_no_encoder(tmp_path):
-    vocabulary = GGUF(with_words("bert", tmp_path / "words.gguf")).metadata
-    words = {key: value for key, value in vocabulary.items() if key.startswith("tokenizer.")}
-    file = GGUF(DECODERS / "qwen3.gguf")
-    words["tokenizer.ggml.tokens"] = list(words["tokenizer.ggml.tokens"])
-    write_gguf(tmp_path / "model.gguf", dict(file.metadata) | words, file.tensors)
-    with pytest.raises(Unsupported, match=r"stretto\.load opens it"):
-        load_encoder(tmp_path / "model.gguf", cells=64)
 
 
 def test_text_that_has_types_is_the_same_in_both_backends():

@@ -7,7 +7,6 @@ import pytest
 
 import stretto
 from conftest import fetched
-from stretto.llm.encoder import load_encoder
 from stretto.weights.folder import open_weights
 
 pytestmark = pytest.mark.golden
@@ -24,7 +23,7 @@ def minilm_path():
 
 @pytest.fixture(scope="module")
 def minilm(minilm_path):
-    with load_encoder(minilm_path, threads=2) as encoder:
+    with stretto.load(minilm_path, threads=2) as encoder:
         yield encoder
 
 

@@ -58,6 +58,7 @@ def test_the_tables_have_the_defaults_that_the_code_has():
     table = {option.name: option.default for option in generating.GENERATE}
     assert table == {name: real[name] for name in table}
     assert {option.name: option.default for option in parallel.OWN} == defaults_of(ParallelParams)
+    assert {option.name: option.default for option in loading.LOAD} == defaults_of(loading.LoadOptions)
     parameters = inspect.signature(stretto.load).parameters
     assert all(parameters[option.name].default == option.default for option in loading.LOAD)
     assert MISSING not in table.values()

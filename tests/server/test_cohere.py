@@ -7,10 +7,10 @@ import httpx
 import numpy as np
 import pytest
 
+import stretto
 from serving import TINY, until, visiting
 from stretto import LLM
 from stretto.backends.native import NativeBackend
-from stretto.llm.encoder import load_encoder
 from stretto.tasks import TaskModel
 from stretto.tasks.model import Source
 from stretto.testing import byte_tokenizer
@@ -34,7 +34,7 @@ class Lengths(TaskModel):
 
 def open_model(entry):
     if entry.name == "encoder":
-        return load_encoder(entry.source, threads=1)
+        return stretto.load(entry.source, threads=1)
     if entry.name == "lengths":
         return Lengths()
     return LLM(NativeBackend(tiny_file("llama"), tiny_spec("llama"), 256, 1), byte_tokenizer())

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.errors import InvalidRequest, ModelError
-from stretto.text.generation_config import read_generation_config
+from stretto.loading.describe import read_generation_config
 from stretto.text.loading import load_template_folder, load_tokenizer_folder
 
 DATA = Path(__file__).parent.parent / "data" / "tokenizers"
@@ -172,11 +172,11 @@ def test_templates_and_sampling_defaults_are_read(tmp_path):
     expected = [start, "Is <|im_end|> a token?", end]
     assert load_template_folder(folder, tokenizer).parts(message) == expected
     assert {256, 257} <= tokenizer.end_ids
-    assert read_generation_config(folder).options == {"temperature": 0.6, "top_k": 20}
+    assert read_generation_config(folder) == {"temperature": 0.6, "top_k": 20}
     (folder / "chat_template.jinja").write_text("<|im_end|>{{ messages[0].content }}")
     assert load_template_folder(folder, tokenizer).parts(message)[0] == end
     assert load_template_folder(DATA / "llama", tokenizer) is None
-    assert read_generation_config(DATA / "llama").options == {}
+    assert read_generation_config(DATA / "llama") == {}
 
 
 def regex(described):

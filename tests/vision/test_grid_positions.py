@@ -272,7 +272,7 @@ def test_closing_the_hole_of_an_image():
 
 
 def test_files_that_do_not_belong_together(tmp_path):
-    from stretto.routing.images import check_pair
+    from stretto.loading.images import check_pair
 
     spec = text_spec()
     check_pair(vision_spec("qwen3vl"), spec, tmp_path)

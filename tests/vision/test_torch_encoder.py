@@ -120,19 +120,20 @@ def test_a_language_model_sees_through_it(name):
 @pytest.mark.parametrize(("backend", "kind"), [("torch", "TorchEncoder"), ("reference", "ReferenceEncoder")])
 def test_the_encoder_is_on_the_device_of_the_language_model(backend, kind):
     from stretto.backends.options import BackendOptions
-    from stretto.routing.images import encoder_bytes, load_vision
-    from stretto.routing.route import Option, Route
+    from stretto.loading.choose import Alternative, Route
+    from stretto.loading.images import ImageEncoder
     from stretto.vision.cache import ImageCache
     from tiny_models import tiny_spec
     from tiny_vision import FOLDER, small_tokenizer
 
     device = DEVICE if backend == "torch" else "cpu"
-    path, route = FOLDER / "gemma3.gguf", Route((Option(backend, device, "chosen", "it was asked for"),))
-    options = BackendOptions(device, 64, 1, precision="high")
-    vision = load_vision(path, tiny_spec("gemma3"), small_tokenizer(), route, options, ImageCache(disk=0))
+    path, route = FOLDER / "gemma3.gguf", Route((Alternative(backend, device, "chosen", "it was asked for"),))
+    setup = BackendOptions(device, 64, 1, precision="high")
+    encoder = ImageEncoder(path, ImageCache(disk=0))
+    vision = encoder.open(tiny_spec("gemma3"), small_tokenizer(), route, setup)
     assert type(vision.encoder).__name__ == kind
     assert (
         np.abs(vectors(vision.encoder, "gemma3", 0) - vision_answer("gemma3", "vectors.0")).max() < TOLERANCE
     )
-    assert encoder_bytes(path, "high") > encoder_bytes(path, "standard") > path.stat().st_size / 4
+    assert encoder.nbytes("high") > encoder.nbytes("standard") > path.stat().st_size / 4
     vision.close()

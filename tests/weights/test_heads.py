@@ -9,11 +9,12 @@ import pytest
 
 import local_hub
 import stretto
-from stretto import router
+from stretto.backends import registry
 from stretto.errors import ModelError, PullError
+from stretto.loading.choose import check_download, check_head
+from stretto.loading.describe import open_tokenizer
 from stretto.models import read_spec
 from stretto.quantize import convert_folder
-from stretto.routing.head import check_head
 from stretto.weights import hub
 from stretto.weights.folder import open_weights
 from stretto.weights.gguf import GGUF
@@ -74,7 +75,7 @@ def test_what_can_run_is_fetched(server, has_ranges):
 
 
 def test_an_architecture_that_is_not_known_is_not_fetched(server, tmp_path, monkeypatch):
-    monkeypatch.setattr("stretto.routing.head.serving", lambda: router.serving("native", "cpu"))
+    monkeypatch.setattr(registry, "BUILT_IN", registry.BUILT_IN[:1])
     sizes = {f"rwkv7.{key}": 32 for key in ("embedding_length", "context_length", "block_count")}
     name = put(server, tmp_path, {"general.architecture": "rwkv7", **sizes})
     with pytest.raises(PullError, match=f"{name} was not fetched: {name} in .*'rwkv7' is not supported yet"):
@@ -106,7 +107,7 @@ def test_weights_beyond_memory_are_not_fetched_unless_that_is_wanted(server):
     with pytest.raises(PullError, match=r"its weights take .* this machine has 0.0 GB: .* --oversize"):
         hub.pull("hf:org/repo", check=small)
     assert not fetched(server)
-    assert hub.pull("hf:org/repo", check=partial(router.check_download, oversize=True)).verified
+    assert hub.pull("hf:org/repo", check=partial(check_download, oversize=True)).verified
 
 
 def test_parts_of_a_model_pass(server, tmp_path):
@@ -173,4 +174,4 @@ def test_a_head_that_never_ends_is_given_up(server, monkeypatch):
 
 def test_what_is_on_this_machine_is_not_looked_up(tmp_path):
     with pytest.raises(ModelError):
-        router.open_tokenizer(tmp_path / "no.gguf")
+        open_tokenizer(tmp_path / "no.gguf")

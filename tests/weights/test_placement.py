@@ -74,7 +74,7 @@ def test_load_tells_what_it_chose(smollm2_path):
 
 
 def test_load_refuses_what_cannot_run(smollm2_path, monkeypatch):
-    monkeypatch.setattr("stretto.router.free_memory", lambda: RESERVE_BYTES + 50_000_000)
+    monkeypatch.setattr("stretto.loading.open.free_memory", lambda: RESERVE_BYTES + 50_000_000)
     with stretto.load(smollm2_path, cells=64) as llm:
         assert not llm.backend.placement.repack
     with pytest.raises(ModelError, match="repack=False leaves the weights in the file"):

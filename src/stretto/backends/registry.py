@@ -2,7 +2,7 @@
 
     entry, device = choose("auto", "cpu")
     backend = entry.open(file, spec, BackendOptions(device, cells=8192, threads=8))
-    serving("auto", "auto")     # all built-in pairs of a backend and a device, for `routing` to choose from
+    serving("auto", "auto")     # all built-in pairs of a backend and a device, for `loading` to choose from
 
 Other packages add a backend by an entry point of the group `stretto.backends`, whose name is the backend's
 and whose object is a `BackendEntry`:
@@ -10,8 +10,8 @@ and whose object is a `BackendEntry`:
     [project.entry-points."stretto.backends"]
     abacus = "my_package.backend:ENTRY"
 
-Installed packages are looked through only when the built-in backends do not answer the question. `router`
-and `routing` use this module; the engine does not know it.
+Installed packages are looked through only when the built-in backends do not answer the question. `loading`
+uses this module; the engine does not know it.
 """
 
 from __future__ import annotations

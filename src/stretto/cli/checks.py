@@ -129,12 +129,12 @@ def _bandwidth(machine: Hardware) -> Check:
 
 
 def _gpu(machine: Hardware) -> Check:
-    from stretto import router
+    from stretto.loading.choose import find_missing
 
     if not machine.gpus:
         return Check("gpu", "ok", "none found")
     found = ", ".join(gpu.name for gpu in machine.gpus)
-    if reason := router.missing_for("cuda"):
+    if reason := find_missing("cuda"):
         return Check("gpu", "advice", found, f"not usable yet: {reason}")
     return Check("gpu", "ok", found)
 

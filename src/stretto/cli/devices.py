@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from stretto.hardware import Cache, Gpu, Hardware, Rate
-    from stretto.routing import Route
+    from stretto.loading.choose import Route
 
 
 def devices(
@@ -40,16 +40,17 @@ def devices(
     """Show the processor, its cores, memory and speed, the kernels in use, and the GPUs."""
     from dataclasses import asdict
 
-    from stretto import hardware, router
+    from stretto import hardware
     from stretto.cli.output import clean, console, print_json, table
     from stretto.cli.prompts import model_and_files
+    from stretto.loading.open import survey
 
     if name is not None:
         model, _ = model_and_files((name,), model, "devices [MODEL]")
     errors = console(stderr=True)
     with errors.status("measuring, a second or two") if sys.stderr.isatty() else nullcontext():
         machine = hardware.probe(refresh=refresh)
-        route = router.survey(model, threads=threads, refresh=refresh) if model else None
+        route = survey(model, threads=threads, refresh=refresh) if model else None
     if as_json:
         print_json(asdict(machine) | ({} if route is None else {"route": route.as_data()}))
         return
@@ -74,7 +75,7 @@ def _options(route: Route) -> Table:
 
 
 def _rows(machine: Hardware) -> Iterator[tuple[str, str]]:
-    from stretto import router
+    from stretto.loading.choose import find_missing
 
     yield "cpu", f"{machine.cpu} ({machine.architecture})"
     yield "cores", _cores(machine)
@@ -101,7 +102,7 @@ def _rows(machine: Hardware) -> Iterator[tuple[str, str]]:
         yield "gpu", _gpu(gpu)
     if not machine.gpus:
         yield "gpu", "none found"
-    elif reason := router.missing_for("cuda"):
+    elif reason := find_missing("cuda"):
         yield "cuda", f"not usable here: {reason}"
 
 

@@ -75,9 +75,9 @@ def pull(
     _announce(model, force)
 
     def check(head: Path) -> None:
-        from stretto import router
+        from stretto.loading.choose import check_download
 
-        router.check_download(head, oversize=oversize)
+        check_download(head, oversize=oversize)
 
     with _shown(model, as_json) as show:
         pulled = hub.pull(model, progress=show, force=force, check=check)

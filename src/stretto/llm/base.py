@@ -7,9 +7,9 @@ from stretto.engine import Engine
 from stretto.engine.history import History
 from stretto.engine.metrics import Metrics
 from stretto.engine.worker import Worker
+from stretto.loading.verbs import Verbs
 from stretto.models import ModelSpec
 from stretto.text.tokenizer import Tokenizer
-from stretto.verbs import Verbs
 
 
 class EngineModel(Verbs):

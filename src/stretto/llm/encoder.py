@@ -10,7 +10,6 @@ any list and with any number of threads.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence as Seq
 from functools import partial
 from typing import Any, cast
@@ -21,10 +20,9 @@ from numpy.typing import NDArray
 from stretto.backends.base import Backend, Head, Pooling
 from stretto.engine import Engine, Limits, Request
 from stretto.engine.passes import complete, embed_request, embedding_head, normalized, states_request
-from stretto.errors import InvalidRequest, Unsupported
+from stretto.errors import InvalidRequest
 from stretto.llm.base import EngineModel
 from stretto.llm.pairs import Pairs
-from stretto.router import open_model
 from stretto.sampling.params import check_integer
 from stretto.tasks.results import Classification, Ranking
 from stretto.text.tokenizer import Tokenizer
@@ -187,22 +185,6 @@ class Encoder(EngineModel):
         assert head is not None
         request = embed_request(self._engine, ids, head, False, types)
         return cast(Floats, complete(self._engine, request))
-
-
-def load_encoder(model: str | os.PathLike[str], *, kv: str = "f32", **options: Any) -> Encoder:
-    """Load an encoder; the options are those of `stretto.load`. K and V are float32: they stay for one pass.
-
-    >>> load_encoder("minilm").embed(["a cat"])
-    """
-    opened = open_model(model, kv=kv, **options)
-    if not opened.backend.spec.is_encoder:
-        opened.backend.close()
-        raise Unsupported(
-            f"{os.fspath(model)} is a language model; stretto.load opens it, and llm.embed makes vectors"
-        )
-    return Encoder(
-        opened.backend, opened.tokenizer, name=os.fspath(model), rerank_template=opened.rerank_template
-    )
 
 
 def _cut(vectors: Floats, dimensions: int | None, normalize: bool) -> Floats:

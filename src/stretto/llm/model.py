@@ -35,10 +35,10 @@ from stretto.llm.making import new_runs
 from stretto.llm.prompts import Prompt, prompt_ids
 from stretto.llm.scoring import Adapter, Scoring
 from stretto.llm.texts import Texts, is_list
+from stretto.loading.choose import Route
 from stretto.options.documenting import documented
 from stretto.options.generating import CACHE_SALT, SAMPLING
 from stretto.options.parallel import PARALLEL
-from stretto.routing.route import Route
 from stretto.sampling.rng import RandomStream
 from stretto.text.reasoning import find_reasoning
 from stretto.text.template import ChatTemplate

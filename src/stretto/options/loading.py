@@ -1,8 +1,10 @@
-"""The options of `stretto.load`, and of every command that loads a model."""
+"""The options of `stretto.load`, and of every command that loads a model; `LoadOptions` holds one load's."""
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, Literal
 
 from stretto.options.option import Option, table
 
@@ -73,3 +75,36 @@ LOAD = MACHINE + table(
     at="load",
 )  # fmt: skip
 BY_NAME = {option.name: option for option in LOAD}
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """The options of one `stretto.load`, checked; they go through `stretto.loading` whole.
+
+    >>> LoadOptions(kv="q8", cells="auto").n_cells
+    8192
+    """
+
+    backend: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    cells: int | str = 8192
+    kv: str = "f16"
+    precision: str = "standard"
+    repack: bool | str = "auto"
+    quantize: str | None = None
+    exact: bool = True
+    chat_template: str | PathLike[str] | None = None
+    prefix_cache: bool = True
+    limits: Any = None  # a `stretto.Limits`
+    vision: str | PathLike[str] | None = None
+    image_cache: Any = True  # bool, path, or a `stretto.ImageCache`
+
+    def __post_init__(self) -> None:
+        for option in LOAD:
+            option.check(getattr(self, option.name))
+
+    @property
+    def n_cells(self) -> int:
+        """The number of cells; with "auto" that of a CPU, and a GPU takes what is free."""
+        return 8192 if isinstance(self.cells, str) else self.cells

@@ -7,9 +7,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from stretto import router
 from stretto.errors import InvalidRequest, StrettoError
 from stretto.llm import LLM
+from stretto.loading.open import list_alternatives
 from stretto.models import read_spec
 from stretto.models.summary import in_words
 from stretto.server.registry import Registry
@@ -94,7 +94,7 @@ def inspect(slot: Slot) -> dict[str, Any]:
 
 def require_backend(slot: Slot, backend: str) -> None:
     """Raise unless a backend can run a model."""
-    states = {} if slot.is_task else {one.backend: one for one in router.usable(slot.path)}
+    states = {} if slot.is_task else {one.backend: one for one in list_alternatives(slot.path)}
     if (option := states.get(backend)) is None or option.state == "refused":
         reason = f": {option.reason}" if option else f"; there are {', '.join(states) or 'none to choose'}"
         raise InvalidRequest(f"{slot.name} cannot run on {backend}{reason}", param="backend", value=backend)
@@ -165,11 +165,11 @@ def _metadata(file: GGUF) -> dict[str, Any]:
 
 
 def _backends(slot: Slot) -> list[dict[str, Any]]:
-    """What runs the model, or could; speeds where the router has measured them."""
+    """What runs the model, or could; speeds where they were measured."""
     route = getattr(slot.llm, "route", None)
     if route is not None:
         return list(route.as_data())
     try:
-        return [dict(vars(option)) for option in router.usable(slot.path)]
+        return [dict(vars(option)) for option in list_alternatives(slot.path)]
     except StrettoError:
         return []

@@ -11,8 +11,8 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from stretto import router
 from stretto.errors import Cancelled, InvalidRequest
+from stretto.loading.choose import check_download
 from stretto.server.errors import ApiError, body_of, translate
 from stretto.server.settings import ModelEntry
 from stretto.server.state import State
@@ -79,7 +79,7 @@ class Pull:
         self._stopped.set()
 
     def _pull(self, report: hub.Progress) -> None:
-        hub.pull(self._entry.source, progress=report, check=router.check_download)
+        hub.pull(self._entry.source, progress=report, check=check_download)
 
     def _report(self, done: int, total: int, what: str) -> None:
         """Keep the progress; called in the thread."""

@@ -15,7 +15,7 @@ from types import TracebackType
 from stretto import Limits, hardware, load
 from stretto.hardware.cuda import cuda_devices
 from stretto.llm import LLM
-from stretto.routing.images import find_encoder
+from stretto.loading.images import find_encoder
 from stretto.server.errors import ApiError
 from stretto.server.settings import ModelEntry, Settings
 from stretto.server.slots import Slot, megabytes, slot_of

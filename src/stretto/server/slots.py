@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stretto import router
 from stretto.engine.history import HISTORY_SECONDS, Second
 from stretto.engine.metrics import Metrics
 from stretto.errors import InvalidRequest, ModelError
 from stretto.llm import LLM
 from stretto.llm.base import EngineModel
+from stretto.loading.choose import check_download
+from stretto.loading.images import find_encoder
 from stretto.models import ModelSpec, read_spec
 from stretto.models.adapting import target_of
 from stretto.models.summary import model_memory
-from stretto.routing.images import find_encoder
 from stretto.server.settings import ModelEntry, Settings
 from stretto.weights import hub
 from stretto.weights.adapters import read_adapter
@@ -151,7 +151,7 @@ def _task_slot(entry: ModelEntry, limit: int) -> Slot:
 
 
 def _file_slot(entry: ModelEntry, settings: Settings, limit: int) -> Slot:
-    path = hub.resolve(entry.source, check=router.check_download)
+    path = hub.resolve(entry.source, check=check_download)
     with open_weights(path) as file:
         spec = read_spec(file)
         adapter_bytes = _check_adapters(entry, spec)

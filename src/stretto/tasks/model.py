@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stretto.verbs import Verbs
+from stretto.loading.verbs import Verbs
 
 R = TypeVar("R")
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stretto import router
 from stretto.errors import InvalidRequest
+from stretto.loading.open import list_alternatives
 from stretto.weights import hub
 
 ASK_SECONDS = 60
@@ -104,7 +104,7 @@ def find(
 
 def _own(path: str, wanted: list[str]) -> tuple[list[Contestant], list[Skipped]]:
     """Stretto on each of its backends; the oracle only if it is asked for."""
-    usable = router.usable(path)
+    usable = list_alternatives(path)
     unknown = [name for name in wanted if name not in {each.backend for each in usable}]
     if unknown:
         known = ", ".join(dict.fromkeys(each.backend for each in usable))

@@ -9,12 +9,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from stretto import hardware, router
+from stretto import hardware
 from stretto.bench.comparing.contestants import Contestant, Found, Skipped
 from stretto.bench.comparing.plan import SHORT, ComparePlan, Prompts
 from stretto.bench.comparing.process import Failed, Process
 from stretto.bench.comparing.results import Comparison, Standing
 from stretto.errors import InvalidRequest
+from stretto.loading.describe import open_tokenizer
 
 WARM_TOKENS = 4
 SECONDS = 600.0  # a contestant may take for one answer
@@ -35,7 +36,7 @@ def compare(
         reasons = "; ".join(f"{each.name}: {each.reason}" for each in found.skipped)
         raise InvalidRequest(f"nothing here can run {model}: {reasons}", param="model", value=model)
     machine = hardware.probe(measure=False)
-    prompts = Prompts(router.open_tokenizer(found.contestants[0].model))
+    prompts = Prompts(open_tokenizer(found.contestants[0].model))
     standings = {each.name: Standing(each.name) for each in found.contestants}
     skipped = list(found.skipped)
     texts: dict[str, dict[str, Any]] = {}

@@ -1,6 +1,7 @@
 """What `stretto.load` takes, and who serves it."""
 
 import re
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from stretto.backends.reference import ReferenceBackend
 from stretto.backends.registry import BackendEntry
 from stretto.errors import InvalidRequest, ModelError, Unsupported
 from stretto.hardware import usable_cores
-from stretto.router import CACHE_TYPES, GPU_CACHE_TYPES, open_model, survey
-from stretto.routing.decide import BAR
+from stretto.loading.choose import BAR
+from stretto.loading.open import open_model, survey
+from stretto.options.loading import GPU_CACHE_TYPES, CacheType, LoadOptions
 from tiny_models import FOLDER
 
 WRONG = {
@@ -116,11 +118,12 @@ def test_a_survey_measures_what_can_run(smollm2_path):
     assert next(each for each in route.others if each.backend == "reference").tokens_per_second is None
 
 
-@pytest.mark.parametrize("kv", [kv for kv in CACHE_TYPES if kv not in GPU_CACHE_TYPES])
+@pytest.mark.parametrize("kv", [kv for kv in get_args(CacheType) if kv not in GPU_CACHE_TYPES])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_what_is_asked_for_is_what_runs(smollm2_path, kv, threads):
     opened = open_model(
-        smollm2_path, backend="native", device="cpu", threads=threads, cells=100, kv=kv, repack=False
+        smollm2_path,
+        LoadOptions(backend="native", device="cpu", threads=threads, cells=100, kv=kv, repack=False),
     )
     try:
         assert opened.backend.threads == threads
@@ -179,6 +182,6 @@ def test_a_closed_model_says_so(smollm2_path):
 def test_auto_cells_are_those_of_a_cpu_here(smollm2_path):
     with stretto.load(smollm2_path, cells="auto", backend="native") as llm:
         assert llm.backend.n_cells == 8192
-    with pytest.raises(InvalidRequest, match="'auto' or an integer") as caught:
+    with pytest.raises(InvalidRequest, match="an integer from 1 to 16777216 or 'auto'") as caught:
         stretto.load(smollm2_path, cells="many")
     assert caught.value.param == "cells"

@@ -1,4 +1,4 @@
-"""One door for all kinds of models."""
+"""`stretto.load` opens models of all kinds."""
 
 import pytest
 

@@ -3,13 +3,22 @@
 The best step counts, because other load can only make one slower. Distances are of log-probabilities, as
 expected by the more exact backend: engines with 8-bit activations are 0.05 to 0.08 from exact, a kernel with
 coarser ones is farther (stretto docs routing).
+
+Figures are kept in a file next to the models, so that a model is probed once. An entry belongs to a model
+file, the machine, the options that change speed, and the versions of everything that was compared: whatever
+changes is measured again.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +26,9 @@ from numpy.typing import NDArray
 from stretto.backends.base import Backend, Batch, Decoding, DeviceRow
 from stretto.cache.cells import Cells
 from stretto.cache.slots import Moves, Slots
+from stretto.errors import StrettoError
 from stretto.sampling.params import SamplingParams
+from stretto.weights.files import atomic_write, read_records
 
 Floats = NDArray[np.float32]
 
@@ -31,6 +42,11 @@ DEVICE_WARM_STEPS = 3  # a GPU compiles kernels in its first steps, and then rec
 TINY = np.float32(1e-20)
 GREEDY = SamplingParams(temperature=0.0)
 EXACTNESS = {"exact": 2, "high": 1, "standard": 0}
+
+# Of remembered figures. A damaged file is no error, and is replaced.
+FILE = "routes.json"
+MAX_ENTRIES = 256
+MAX_BYTES = 1 << 22  # of a file that is read
 
 
 @dataclass(frozen=True)
@@ -136,3 +152,66 @@ def _log_softmax(rows: Floats) -> NDArray[np.float64]:
     wide -= wide.max(axis=1, keepdims=True)
     result: NDArray[np.float64] = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
     return result
+
+
+# -- remembered figures --
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The result of one candidate's probe; `problem` says why it must not be taken, "" if it may."""
+
+    backend: str
+    device: str
+    tokens_per_second: float = 0.0
+    distance: float = 0.0
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        """As "native on cpu"."""
+        return f"{self.backend} on {self.device}"
+
+
+def recall(key: str, path: Path | None = None) -> list[Figures] | None:
+    """The stored figures of this key; None if there are none, or the file is damaged."""
+    try:
+        return [_read_figures(entry) for entry in read_records(path or default_path(), MAX_BYTES)[key]]
+    except (OSError, StrettoError, KeyError, OverflowError, TypeError, ValueError):
+        return None
+
+
+def remember(key: str, figures: list[Figures], path: Path | None = None) -> None:
+    """Store figures for `recall`; the oldest entries go. Errors are ignored: it is measured again then."""
+    with suppress(OSError, StrettoError):
+        path = path or default_path()
+        try:
+            known = read_records(path, MAX_BYTES)
+        except (OSError, ValueError):
+            known = {}
+        known.pop(key, None)
+        kept = dict(list(known.items())[-(MAX_ENTRIES - 1) :])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        entry = [asdict(each) for each in figures]
+        with atomic_write(path) as file:
+            file.write(json.dumps({**kept, key: entry}, indent=1, allow_nan=False).encode() + b"\n")
+
+
+def default_path() -> Path:
+    """The file in the folder of the models."""
+    from stretto.weights.hub import Store
+
+    return Store.default().home / FILE
+
+
+def _read_figures(entry: Any) -> Figures:
+    texts = [entry[name] for name in ("backend", "device", "problem")]
+    numbers = [entry[name] for name in ("tokens_per_second", "distance")]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("no name")
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            raise TypeError("no number")
+        if not (math.isfinite(number) and number >= 0):
+            raise ValueError("no figure")
+    return Figures(texts[0], texts[1], float(numbers[0]), float(numbers[1]), texts[2])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stretto.routing.remembered import MAX_ENTRIES, Figures, default_path, recall, remember
+from stretto.loading.probe import MAX_ENTRIES, Figures, default_path, recall, remember
 
 FIGURES = [Figures("native", "cpu", 100.5), Figures("torch", "cuda", 900.0, 0.01, "too far")]
 

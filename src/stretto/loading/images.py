@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -11,8 +10,9 @@ from pathlib import Path
 from stretto import kernels, vision
 from stretto.backends.options import BackendOptions
 from stretto.errors import ModelError
+from stretto.loading.choose import Route
+from stretto.loading.resolve import Model
 from stretto.models.spec import ModelSpec
-from stretto.routing.route import Route
 from stretto.text.tokenizer import Tokenizer
 from stretto.vision.cache import ImageCache
 from stretto.vision.encoder import Encoder
@@ -27,42 +27,41 @@ from stretto.weights.gguf import GGUF
 BUNDLED_ENCODERS = {"sketch": Path(vision.__path__[0]) / "sketch.gguf"}
 
 
-def find_encoder(name: str | os.PathLike[str]) -> Path:
+def find_encoder(name: Model) -> Path:
     """The `mmproj` file of an encoder, downloaded if necessary."""
     return BUNDLED_ENCODERS.get(str(name)) or hub.resolve(name)
 
 
-def encoder_bytes(path: Path, precision: str) -> int:
-    """The bytes that an encoder takes on a GPU: its weights, and the largest image while it is encoded."""
-    with GGUF(path) as file:
-        spec = read_vision_spec(file)
-        numbers = sum(prod(shape) for shape in spec.tensors().values())
-    rows = spec.max_patches * (2 * spec.n_ff + 8 * spec.n_embd)
-    return (4 if precision == "high" else 2) * numbers + 4 * rows
+@dataclass(frozen=True)
+class ImageEncoder:
+    """The file of an encoder, and the cache of the images that it encodes."""
 
+    path: Path
+    cache: ImageCache
 
-def load_vision(
-    path: Path,
-    spec: ModelSpec,
-    tokenizer: Tokenizer,
-    route: Route,
-    options: BackendOptions,
-    cache: ImageCache,
-) -> Vision:
-    """Open an encoder for a language model; `ModelError` if they do not belong together."""
-    with GGUF(path) as file:
-        vision_spec = read_vision_spec(file)
-        check_pair(vision_spec, spec, file.path)
-        if spec.windowed_images:
-            vision_spec = replace(vision_spec, bidirectional=True)
-        encoder: Encoder
-        if route.backend == "reference":
-            encoder = ReferenceEncoder(file, vision_spec)
-        elif route.backend == "torch":
-            encoder = _torch_encoder(file, vision_spec, route.device, options.precision)
-        else:
-            encoder = NativeEncoder(file, vision_spec, options.threads, kernels.chosen(), options.precision)
-        return Vision(encoder, tokenizer, file.fingerprint(), cache)
+    def nbytes(self, precision: str) -> int:
+        """The bytes that it takes on a GPU: its weights, and the largest image while it is encoded."""
+        with GGUF(self.path) as file:
+            spec = read_vision_spec(file)
+            numbers = sum(prod(shape) for shape in spec.tensors().values())
+        rows = spec.max_patches * (2 * spec.n_ff + 8 * spec.n_embd)
+        return (4 if precision == "high" else 2) * numbers + 4 * rows
+
+    def open(self, spec: ModelSpec, tokenizer: Tokenizer, route: Route, setup: BackendOptions) -> Vision:
+        """Open it for a language model; `ModelError` if they do not belong together."""
+        with GGUF(self.path) as file:
+            vision_spec = read_vision_spec(file)
+            check_pair(vision_spec, spec, file.path)
+            if spec.windowed_images:
+                vision_spec = replace(vision_spec, bidirectional=True)
+            encoder: Encoder
+            if route.backend == "reference":
+                encoder = ReferenceEncoder(file, vision_spec)
+            elif route.backend == "torch":
+                encoder = _torch_encoder(file, vision_spec, route.device, setup.precision)
+            else:
+                encoder = NativeEncoder(file, vision_spec, setup.threads, kernels.chosen(), setup.precision)
+            return Vision(encoder, tokenizer, file.fingerprint(), self.cache)
 
 
 def _torch_encoder(file: GGUF, spec: VisionSpec, device: str, precision: str) -> Encoder:

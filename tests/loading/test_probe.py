@@ -1,15 +1,14 @@
 """Probes of real backends: they leave nothing behind, and see a coarser kernel."""
 
 import time
-from concurrent.futures import Future
 
 import numpy as np
 import pytest
 
 from stretto.backends.options import BackendOptions
-from stretto.router import _trial, open_tokenizer
-from stretto.routing.decide import BAR
-from stretto.routing.probe import DEVICE_WARM_STEPS, distance, measure
+from stretto.loading.choose import BAR, make_comparison
+from stretto.loading.describe import describe_file, open_tokenizer
+from stretto.loading.probe import DEVICE_WARM_STEPS, distance, measure
 from stretto.testing import MockBackend
 from stretto.weights.gguf import GGUF
 from stretto.weights.writer import write_gguf
@@ -102,8 +101,8 @@ def test_a_vocabulary_without_the_letters_of_the_text_has_other_tokens(tmp_path)
     path = tmp_path / "few.gguf"
     words = {f"tokenizer.ggml.{key}": value for key, value in words.items()}
     write_gguf(path, {**file.metadata, **words}, file.tensors)
-    found = Future()
-    found.set_result((open_tokenizer(path), None))
-    tokens = _trial(GGUF(path), found, BackendOptions("cpu", 64, 1)).tokens()
+    with GGUF(path) as opened:
+        setup = BackendOptions("cpu", 64, 1)
+        tokens = make_comparison(describe_file(opened), lambda: open_tokenizer(path), setup).tokens()
     assert len(tokens) > 20
     assert set(tokens) <= set(range(tiny_spec("llama").n_vocab))

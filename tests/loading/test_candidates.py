@@ -7,12 +7,11 @@ import pytest
 from strange_models import mamba, xverse
 from stretto.backends import llama_package
 from stretto.backends.registry import BackendOptions, serving
+from stretto.loading import choose
+from stretto.loading.choose import gguf_candidates, route_by_tier
+from stretto.loading.open import list_alternatives
 from stretto.models.bare import bare_spec
 from stretto.models.spec import ModelSpec
-from stretto.router import usable
-from stretto.routing import candidates
-from stretto.routing.candidates import gguf_candidates
-from stretto.routing.decide import unmeasured
 from stretto.weights.gguf import GGUF
 from tiny_models import tiny_file, tiny_spec
 
@@ -34,7 +33,7 @@ def test_all_backends_can_run_a_model_that_is_supported():
 
 
 def test_a_format_that_only_llama_cpp_reads(monkeypatch):
-    monkeypatch.setattr(candidates, "_READABLE_NAMES", {"F32"})
+    monkeypatch.setattr(choose, "_READABLE_NAMES", {"F32"})
     found = refusals(tiny_file("llama"), tiny_spec("llama"))
     assert found["native"] == found["reference"] == "tensors in F16 are not supported"
     assert found["llamacpp"] == ""
@@ -58,7 +57,7 @@ def test_llama_cpp_takes_neither_encoders_nor_folders(tmp_path):
 
 def test_a_route_by_tiers_alone_is_not_measured():
     found = gguf_candidates(tiny_file("llama"), tiny_spec("llama"), None, serving(), OPTIONS)
-    route = unmeasured(found)
+    route = route_by_tier(found)
     assert (route.backend, route.chosen.tokens_per_second) == ("native", None)
     assert {each.name for each in route.others} == {"reference on cpu", "llamacpp on cpu", "torch on cuda"}
 
@@ -80,12 +79,12 @@ def test_an_architecture_of_others_has_a_bare_spec(make, tmp_path):
         spec = bare_spec(file)
     assert isinstance(spec, ModelSpec)
     assert (spec.architecture, spec.n_layer, spec.n_embd, spec.context_length) == (make.__name__, 2, 64, 512)
-    assert {each.backend: each.state for each in usable(path)} == {
+    assert {each.backend: each.state for each in list_alternatives(path)} == {
         "native": "refused",
         "reference": "refused",
         "llamacpp": "possible",
         "torch": "refused",
     }
-    reason = usable(path)[0].reason
+    reason = list_alternatives(path)[0].reason
     assert reason.startswith(f"the architecture '{make.__name__}' is not supported yet: it would need")
     assert str(tmp_path) not in reason
