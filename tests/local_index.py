@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stretto.weights.hub import index_models
-from stretto.weights.hub.index_models import Entry, ModelDefaults, Wheel
+from stretto.weights.hub import catalogue
+from stretto.weights.hub.catalogue import Member, ModelDefaults, Package, PackagedModel
 from stretto.weights.hub.names import Reference
 from stretto.weights.writer import write_gguf
 
@@ -60,7 +60,7 @@ def make_wheel(folder: Path, package: str, members: dict[str, bytes]) -> Path:
     return path
 
 
-def tiny_entry(wheels: Path, gguf: bytes, n_pieces: int = 1) -> Entry:
+def tiny_entry(wheels: Path, gguf: bytes, n_pieces: int = 1) -> PackagedModel:
     """A model `tiny` of the catalogue, cut into `n_pieces` wheels that lie in `wheels`."""
     cuts = [len(gguf) * number // n_pieces for number in range(n_pieces + 1)]
     made = []
@@ -69,16 +69,18 @@ def tiny_entry(wheels: Path, gguf: bytes, n_pieces: int = 1) -> Entry:
         members = {"tiny/piece": gguf[start:stop], "tiny/LICENSE": b"Do as you like.\n"}
         path = make_wheel(wheels, package, members)
         notices = (("tiny/LICENSE", "LICENSE"),) if number == 0 else ()
-        made.append(Wheel(package, "1.0", path.stat().st_size, "tiny/piece", stop - start, notices))
+        member = Member("tiny/piece", "tiny.gguf", stop - start)
+        made.append(Package("pypi", package, "1.0", path.stat().st_size, (member,), notices))
     sha256 = hashlib.sha256(gguf).hexdigest()
-    return Entry("tiny", "Tiny", "tiny.gguf", len(gguf), sha256, "MIT", "https://example.org", tuple(made))
+    terms = ("MIT", "https://example.org")
+    return PackagedModel("tiny", "gguf", "Tiny", catalogue.CHATS, *terms, tuple(made), sha256)
 
 
 def install(entry: str) -> None:
     """Make the entry with this `repr` the catalogue: for processes that a test starts."""
-    types = (Entry, ModelDefaults, Reference, Wheel)
+    types = (Member, ModelDefaults, Package, PackagedModel, Reference)
     made = eval(entry, {one.__name__: one for one in types})
-    index_models.INDEX_MODELS = {made.name: made}
+    catalogue.PACKAGED = {made.name: made}
 
 
 class Server(ThreadingHTTPServer):

@@ -10,9 +10,7 @@ from stretto.tools import formats as calls
 from stretto.vision.families import FAMILIES
 from stretto.weights.folders import KINDS
 from stretto.weights.formats import READABLE, WRITABLE, Format
-from stretto.weights.hub.bundles import BUNDLES
-from stretto.weights.hub.catalogue import CATALOGUE
-from stretto.weights.hub.index_models import INDEX_MODELS
+from stretto.weights.hub.catalogue import CATALOGUE, PACKAGED
 
 HEAD = f"""# Supported models and formats
 
@@ -103,7 +101,7 @@ def _backends() -> Iterator[tuple[str, str, str]]:
 
 
 def _names() -> Iterator[tuple[str, str, str, str]]:
-    for one in (*INDEX_MODELS.values(), *BUNDLES.values()):
+    for one in PACKAGED.values():
         yield f"`{one.name}`", plain(one.summary), "package index", f"[{one.license}]({one.license_url})"
     for name, model in sorted(CATALOGUE.items()):
         yield f"`{name}`", plain(model.summary), f"`{model.repo}`", f"[{model.licence}]({model.licence_url})"

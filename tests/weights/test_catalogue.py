@@ -9,7 +9,8 @@ import local_hub
 from stretto.models import ARCHITECTURES
 from stretto.weights import hub
 from stretto.weights.hub import catalogue, web
-from stretto.weights.hub.catalogue import CATALOGUE, CHAT, ask_sizes, best_fit, fits
+from stretto.weights.hub.catalogue import CATALOGUE, CHAT, fits
+from stretto.weights.hub.huggingface import ask_sizes, best_fit, file_sizes
 from stretto.weights.hub.names import is_name, parse_reference
 
 GB = 10**9
@@ -59,7 +60,7 @@ def test_sizes_are_asked_from_the_hub_and_unknown_without_it(server):
     assert [*sizes] == [*CATALOGUE]
     known = {name: size for name, size in sizes.items() if size is not None}
     assert known == {"qwen3-0.6b": 400_000_000, "gpt-oss-20b": 12 * GB}
-    assert CATALOGUE["gemma4-e2b"].sizes() is None
+    assert file_sizes(CATALOGUE["gemma4-e2b"]) is None
     server.server_close()
     server.requests.clear()
     assert set(ask_sizes(CATALOGUE.values()).values()) == {None}

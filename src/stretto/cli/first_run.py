@@ -18,7 +18,7 @@ from stretto.errors import StrettoError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stretto.weights.hub.catalogue import Entry
+    from stretto.weights.hub.catalogue import HubModel
 
 LARGE, SMALL = "qwen2.5-coder-1.5b", "smollm2"
 LEAST_MEMORY_BYTES = 3_500_000_000  # a machine of 4 GB, less what its firmware and its system keep
@@ -136,7 +136,7 @@ def first_run_note(model: str) -> None:
         _say(sentence(*_best()))
 
 
-def sentence(entry: Entry | None, nbytes: int | None, bandwidth: float | None) -> str:
+def sentence(entry: HubModel | None, nbytes: int | None, bandwidth: float | None) -> str:
     """The line; `bandwidth` is in bytes/s.
 
     >>> sentence(None, None, None)
@@ -152,17 +152,17 @@ def sentence(entry: Entry | None, nbytes: int | None, bandwidth: float | None) -
     return f'{begin}; the best that fits here: stretto run {entry.name} "…" ({fetch}{speed})'
 
 
-def _best() -> tuple[Entry | None, int | None, float | None]:
+def _best() -> tuple[HubModel | None, int | None, float | None]:
     """The best model that fits this machine, its size and the bandwidth, where they are known."""
     from stretto import hardware
-    from stretto.weights.hub import catalogue
+    from stretto.weights.hub import huggingface
 
     machine = hardware.probe()
     bandwidth = machine.bandwidth.memory.all * 1e9 if machine.bandwidth else None
-    entry = catalogue.best_fit(machine.memory_free, EFFICIENCY * bandwidth if bandwidth else None)
+    entry = huggingface.best_fit(machine.memory_free, EFFICIENCY * bandwidth if bandwidth else None)
     if entry is None:
         return None, None, bandwidth
-    sizes = entry.sizes() or ()
+    sizes = huggingface.file_sizes(entry) or ()
     return entry, next((one.nbytes for one in sizes if one.is_chosen), None), bandwidth
 
 

@@ -156,14 +156,13 @@ def _announce(model: str, force: bool) -> None:
     from stretto.cli.output import console, size
     from stretto.weights import hub
     from stretto.weights.hub.catalogue import CATALOGUE
-    from stretto.weights.hub.index_models import Entry
 
     screen = console(stderr=True)
     if entry := hub.known().get(model):
         sizes = f"{size(entry.download_nbytes)} to fetch, {size(entry.nbytes)} on disk"
         terms = f"Licence: {entry.license}, {entry.license_url}"
         screen.print(f"{entry.summary}: {sizes}. {terms}", soft_wrap=True)
-        if isinstance(entry, Entry) and entry.repository:
+        if entry.repository:
             where = f"From {entry.repository} if the Hub can be reached, else from {entry.source}"
             screen.print(f"{where}, {entry.packaging}.", soft_wrap=True)
     elif listed := CATALOGUE.get(model):

@@ -18,7 +18,7 @@ from typing import Any
 from stretto.server.errors import ApiError
 from stretto.server.settings import RequestLimits
 from stretto.weights.files import atomic_write, read_records
-from stretto.weights.hub.disk import explained, require_space
+from stretto.weights.hub.store import explained, require_space
 
 DAY = 86400
 FILE_SECONDS = 30 * DAY  # that a file is kept, unless its sender says otherwise

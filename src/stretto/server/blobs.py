@@ -15,8 +15,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from stretto.server.errors import ApiError
-from stretto.weights.hub.disk import explained, require_space
-from stretto.weights.hub.store import Store
+from stretto.weights.hub.store import Store, explained, require_space
 
 UNUSED_DAYS = 14
 SPARE_BYTES = 64 << 20  # that must be free while a file of unknown size is written

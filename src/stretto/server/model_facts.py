@@ -19,8 +19,7 @@ from stretto.text.reasoning import find_format
 from stretto.weights import hub
 from stretto.weights.folder import open_weights
 from stretto.weights.gguf import GGUF
-from stretto.weights.hub.bundles import Bundle
-from stretto.weights.hub.index_models import Entry
+from stretto.weights.hub.catalogue import PackagedModel
 from stretto.weights.hub.store import Model
 
 MAX_VALUE_CHARS = 200  # of a value in the metadata that is shown
@@ -104,7 +103,7 @@ def catalogue(registry: Registry) -> list[dict[str, Any]]:
     """The models that can be fetched, and those in the store; whether each fits into the models' memory."""
     stored = {model.name: model for model in hub.models()}
     served = {slot.entry.source: slot.name for slot in registry.slots.values()}
-    known: dict[str, Entry | Bundle | Model] = {**stored, **hub.known()}
+    known: dict[str, PackagedModel | Model] = {**stored, **hub.known()}
     return [
         {
             "source": name,
@@ -132,9 +131,9 @@ def disk_free() -> int | None:
         return None
 
 
-def _need(entry: Entry | Bundle | Model) -> int:
+def _need(entry: PackagedModel | Model) -> int:
     """The least bytes that a model takes when it is loaded, by its files' size; a cache comes on top."""
-    factor = TASK_FACTOR if isinstance(entry, Bundle) and not entry.is_folder else 1
+    factor = TASK_FACTOR if isinstance(entry, PackagedModel) and entry.kind == "task" else 1
     return factor * entry.nbytes + WORKING_BYTES
 
 

