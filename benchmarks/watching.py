@@ -22,11 +22,8 @@ from load.process import ours
 from peers.bench import Others
 from serve import load, outside
 from stretto import hardware
-from stretto.cache.following import Follower
-from stretto.engine.copying import as_data
+from stretto.server.cells import frame
 from stretto.server.errors import dumps
-from stretto.server.frames import Lens
-from stretto.server.mirror import Mirror
 from stretto.server.settings import ModelEntry
 from stretto.testing import mock_llm
 
@@ -55,38 +52,21 @@ def timed(work, *arguments):
     return value, time.thread_time() - begun
 
 
-class Page:
-    """A reader of frames, from the copy to the text."""
-
-    def __init__(self, llm):
-        self.llm, self.follower, self.mirror, self.lens = llm, Follower(), Mirror(0), Lens("mock", True)
-        self.version = 0
-
-    def copy(self):
-        return self.llm.cells.copied(self.follower).result(0)
-
-    def frame(self, copied):
-        changed, since = self.mirror.apply(copied), self.version
-        self.version += 1
-        self.lens.update(self.mirror, changed, self.version, lambda i: True)
-        return dumps({"cells": self.lens.frame(since)})
-
-
 def frames(n_cells, sequences, rounds=24):
-    """Milliseconds of CPU time: of whole frames, of deltas after four steps, of a snapshot."""
-    llm, samples, page = filled(n_cells, sequences), {}, None
-    for number in range(rounds):
-        kind = "delta" if number % 4 else "full"
-        if kind == "full":
-            page = Page(llm)
+    """Milliseconds of CPU time: of frames after four steps each, and of a snapshot."""
+    llm, samples = filled(n_cells, sequences), {}
+    for _ in range(rounds):
         for _ in range(4):
             llm._engine.cells.append([7] * sequences, list(range(sequences)))
-        copied, held = timed(page.copy)
-        text, made = timed(page.frame, copied)
-        samples.setdefault(kind, []).append((held, made, len(text)))
-    copied, held = timed(page.llm.cells.copied)
-    text, made = timed(lambda: dumps(as_data(copied.result(0))))
+        copied, held = timed(llm.cells.copied)
+        text, made = timed(lambda copied=copied: dumps({"cells": frame("mock", copied, (), True)}))
+        samples.setdefault("frame", []).append((held, made, len(text)))
+    copied, held = timed(llm.cells.copied)
+    text, made = timed(lambda: dumps(copied.as_data()))
     samples["snapshot"] = [(held, made, len(text))]
+    same, held = timed(llm.cells.copied, copied)
+    samples["unchanged"] = [(held, 0.0, 0)]
+    assert same is copied
     print(f"{n_cells:,} cells, {sequences} sequences, {llm.cells.n_used:,} in use")
     for kind, found in samples.items():
         held, made, size = (statistics.median(column) for column in zip(*found, strict=True))

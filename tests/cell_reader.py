@@ -1,14 +1,11 @@
 """What a page makes of the frames of a table of cells, and whether it is the table."""
 
 import base64
+import zlib
 
 import numpy as np
 
-from stretto.server.mirror import FREE, UNNAMED
-
-
-def numbers(text, kind):
-    return np.frombuffer(base64.b64decode(text), kind)
+from stretto.server.cells import FREE, UNNAMED
 
 
 def by_number(found):
@@ -17,35 +14,24 @@ def by_number(found):
 
 
 class Reader:
-    """Applies frames."""
+    """The table as the last frame has it."""
 
     def __init__(self):
-        self.version = 0
+        self.sequences = {}
 
     def take(self, frame):
-        if frame is None:
-            return
-        self.version = frame["version"]
-        if frame["full"]:
-            self.positions = numbers(frame["positions"], "<i4").copy()
-            self.set_of = numbers(frame["set"], "<u2").copy()
-            self.images = np.zeros(frame["n"], bool)
-            self.images[numbers(frame["images"], "<u4")] = True
-            self.sets, self.sequences = by_number(frame["sets"]), by_number(frame["sequences"])
-            return
-        at = numbers(frame["at"], "<u4")
-        self.positions[at], self.set_of[at] = numbers(frame["positions"], "<i4"), numbers(frame["set"], "<u2")
-        self.images[at] = False
-        self.images[numbers(frame["images"], "<u4")] = True
-        for mine, key in ((self.sets, "sets"), (self.sequences, "sequences")):
-            new = by_number(frame[key])
-            mine.update(new)
-            for key in [key for key, value in new.items() if value is None]:
-                del mine[key]
+        n, columns = frame["n"], zlib.decompress(base64.b64decode(frame["columns"]))
+        assert len(columns) == 7 * n
+        self.positions = np.frombuffer(columns, "<i4", n)
+        self.set_of = np.frombuffer(columns, "<u2", n, 4 * n)
+        self.images = np.frombuffer(columns, "u1", n, 6 * n).astype(bool)
+        self.sets, self.sequences = by_number(frame["sets"]), by_number(frame["sequences"])
+        return self
 
     def check(self, llm, is_mine=None):
         """Compare with the table itself; cells of others are in use, and that is all."""
         cells = llm._engine.cells
+        assert len(self.set_of) == len(cells)
         for cell in range(len(cells)):
             members = cells.members(cell)
             shown = members if is_mine is None else {i for i in members if is_mine(i)}
@@ -60,3 +46,4 @@ class Reader:
         table = {one["id"]: one["state"] for one in llm.cells.snapshot()["sequences"]}
         assert {i: facts["state"] for i, facts in self.sequences.items()} == {i: table[i] for i in expected}
         assert set(self.sets) == {int(n) for n in np.unique(self.set_of)} - {FREE, UNNAMED}
+        assert len({tuple(ids) for ids in self.sets.values()}) == len(self.sets)

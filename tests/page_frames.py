@@ -1,6 +1,7 @@
 """A live connection that a test holds in its hands: frames of a table of cells, pushed into the page."""
 
 import base64
+import zlib
 
 import numpy as np
 
@@ -28,17 +29,13 @@ SOURCE = """(() => {
 })()"""
 
 
-def encoded(numbers, kind):
-    return base64.b64encode(np.asarray(numbers, kind).tobytes()).decode()
-
-
-def frame(positions, sets, members, sequences, at=None, images=(), model="mock", n=None):
-    """A frame as the server sends it; whole unless it says which cells it is about."""
-    told = {"model": model, "version": 1, "n": n or len(positions), "full": at is None, "sets": members}
-    if at is not None:
-        told["at"] = encoded(at, "<u4")
-    columns = {"positions": encoded(positions, "<i4"), "set": encoded(sets, "<u2")}
-    return {**told, **columns, "sequences": sequences, "images": encoded(images, "<u4")}
+def frame(positions, sets, members, sequences, images=(), model="mock"):
+    """A frame as the server sends it."""
+    n, is_image = len(positions), np.zeros(len(positions), "u1")
+    is_image[list(images)] = 1
+    columns = np.asarray(positions, "<i4").tobytes() + np.asarray(sets, "<u2").tobytes() + is_image.tobytes()
+    packed = base64.b64encode(zlib.compress(columns)).decode()
+    return {"model": model, "n": n, "columns": packed, "sets": members, "sequences": sequences}
 
 
 def sequence(state, n, mine=True):

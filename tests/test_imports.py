@@ -92,12 +92,11 @@ ALLOWED = {
         "Limits",
         "Result",
         "Token",
-        "cache.following",
-        "engine.copying",  # what a page shows of an engine
         "engine.history",
         "engine.metrics",
         "engine.params",  # checks the operator's defaults
         "engine.progress",
+        "engine.table",  # what a page shows of an engine
         "engine.types",
         "hardware",
         "hooks",

@@ -14,7 +14,7 @@ PATIENCE = 30_000  # milliseconds: a busy machine is watched less often
 A, B, C = 1000001, 1000002, 1000003
 
 
-def small(**changes):
+def small():
     """A running sequence that ends in a set of three, and a parked one; they share ten cells."""
     positions, sets = np.full(N, -1), np.zeros(N, int)
     positions[:40], sets[:40] = np.arange(40), 1
@@ -23,7 +23,24 @@ def small(**changes):
     positions[60:63], sets[60:63] = 40, 1
     members = {1: [A], 2: [A, B], 3: [B]}
     sequences = {A: sequence(RUNNING, 43), B: sequence(PARKED, 30)}
-    return frame(positions, sets, members, sequences, images=[50, 51], **changes)
+    return positions, sets, members, sequences
+
+
+IMAGES = (50, 51)
+SMALL = frame(*small(), images=IMAGES)
+
+
+def forked():
+    """The same with a fork of the first two cells, and one cell less. The sets have other numbers."""
+    positions, sets, _, sequences = small()
+    sets = np.array([0, 3, 2, 1])[sets]
+    sets[:2] = 4
+    positions[59], sets[59] = -1, 0
+    sequences = {**sequences, B: sequence(PARKED, 29), C: sequence(RUNNING, 2)}
+    return frame(positions, sets, {1: [B], 2: [A, B], 3: [A], 4: [A, B, C]}, sequences, images=IMAGES)
+
+
+FORKED = forked()
 
 
 def count(page, what):
@@ -45,7 +62,7 @@ def cells(new_page, server):
 def test_the_legend_counts_the_cells(cells):
     page = cells()
     expect(page.locator("#no-cells")).to_be_visible()
-    push(page, cells=small())
+    push(page, cells=SMALL)
     for what, n in {"running": 43, "parked": 20, "free": 137, "shared": 10, "image": 2, "stacked": 3}.items():
         expect(count(page, what)).to_have_text(str(n))
     expect(page.locator("#no-cells")).to_have_count(0)
@@ -84,7 +101,7 @@ def settled(page):
 
 def test_states_have_their_colours(cells):
     page = cells()
-    push(page, cells=small())
+    push(page, cells=SMALL)
     settled(page)
     running, parked, image, free = (colour(page, cell) for cell in (20, 45, 50, 199))
     assert len({running, parked, image, free}) == 4
@@ -106,7 +123,7 @@ def test_arrow_keys_tell_about_cells(cells):
             }
         ),
     )
-    push(page, cells=small())
+    push(page, cells=SMALL)
     settled(page)
     page.locator("#map").focus()
     page.keyboard.press("ArrowRight")
@@ -134,7 +151,7 @@ def test_a_cell_of_another_user_says_nothing_else(cells):
 
 def test_a_selected_sequence_lights_up(cells):
     page = cells()
-    push(page, cells=small())
+    push(page, cells=SMALL)
     settled(page)
     before = colour(page, 20)
     button = page.get_by_role("button", name=str(B))
@@ -153,22 +170,12 @@ def test_a_selected_sequence_lights_up(cells):
     expect(page.locator("[aria-pressed=true]")).to_have_text(str(A))
 
 
-FORK = frame(
-    [0, 1, -1],
-    [4, 4, 0],
-    {4: [A, B, C]},
-    {C: sequence(RUNNING, 2)},
-    at=[0, 1, 59],
-    n=N,
-)
-
-
 def test_forks_and_evictions_are_seen(cells):
     page = cells()
-    push(page, cells=small())
+    push(page, cells=SMALL)
     settled(page)
     running = colour(page, 20)
-    push(page, cells=FORK)
+    push(page, cells=FORKED)
     news = page.locator("#cells-news li").first
     expect(news).to_have_text(f"sequence {C} is a fork of {A} (2 cells shared)")
     expect(count(page, "free")).to_have_text("138")
@@ -176,8 +183,7 @@ def test_forks_and_evictions_are_seen(cells):
     until(page, lambda: colour(page, 59) == NOTHING)
     page.get_by_role("button", name=str(C)).click()
     until(page, lambda: colour(page, 20) != running)  # it is not of this sequence
-    gone = frame([0, 1], [2, 2], {4: None}, {C: None}, at=[0, 1], n=N)
-    push(page, cells=gone)
+    push(page, cells=SMALL)
     expect(news).to_have_text(f"sequence {C} is gone (2 cells)")
     expect(page.get_by_role("button", name=str(C))).to_have_count(0)
     until(page, lambda: colour(page, 20) == running)  # nothing is selected any more
@@ -185,13 +191,14 @@ def test_forks_and_evictions_are_seen(cells):
 
 def test_changed_cells_are_highlighted_for_a_moment(cells):
     page = cells()
-    push(page, cells=small())
+    push(page, cells=SMALL)
     settled(page)
-    before = colour(page, 0)
-    push(page, cells=FORK)
+    before, others = colour(page, 0), colour(page, 20)
+    push(page, cells=FORKED)
     until(page, lambda: colour(page, 0) != before)
     highlighted, freed = colour(page, 0), colour(page, 59)
     assert NOTHING != freed != highlighted
+    assert colour(page, 20) == others  # numbers of sets mean nothing from one frame to the next
     assert page.evaluate("fade()") == 1
     until(page, lambda: colour(page, 59) == NOTHING)
     assert colour(page, 0) not in (before, highlighted)  # it is shared by more
@@ -199,9 +206,9 @@ def test_changed_cells_are_highlighted_for_a_moment(cells):
 
 def test_nothing_is_highlighted_with_reduced_motion(cells):
     page = cells(reduced_motion="reduce")
-    push(page, cells=small())
+    push(page, cells=SMALL)
     settled(page)
-    push(page, cells=FORK)
+    push(page, cells=FORKED)
     until(page, lambda: colour(page, 59) == NOTHING)
     assert page.evaluate("fade()") == 0
 
@@ -219,7 +226,8 @@ def test_a_hundred_thousand_cells_are_drawn_and_only_changed_rows_again(cells, s
     shot(page, "cells-100000")
     height = page.evaluate("painted[0][1]")
     page.evaluate("painted.length = 0")
-    push(page, cells=frame([0], [1], {}, {}, at=[3], n=n))
+    positions[3], sets[3] = 0, 1
+    push(page, cells=frame(positions, sets, members, sequences))
     expect(count(page, "free")).to_have_text("499")
     until(page, lambda: page.evaluate("painted.length"))
     assert page.evaluate("painted[0]")[1] < height / 50
@@ -227,7 +235,7 @@ def test_a_hundred_thousand_cells_are_drawn_and_only_changed_rows_again(cells, s
 
 def test_the_map_reflows_to_the_width(cells):
     page = cells()
-    push(page, cells=small())
+    push(page, cells=SMALL)
     settled(page)
     wide = page.locator("#map").bounding_box()
     page.set_viewport_size({"width": 500, "height": 800})
@@ -237,7 +245,7 @@ def test_the_map_reflows_to_the_width(cells):
 
 def test_colours_of_dots_follow_the_theme(cells):
     page = cells()
-    push(page, cells=small())
+    push(page, cells=SMALL)
     settled(page)
     light = colour(page, 20)
     page.emulate_media(color_scheme="dark")
@@ -249,7 +257,7 @@ def test_colours_of_dots_follow_the_theme(cells):
 def test_axe_finds_nothing(cells, axe, shot, colors):
     page = cells(color_scheme=colors)
     assert axe(page) == []
-    push(page, cells=small())
+    push(page, cells=SMALL)
     settled(page)
     page.get_by_role("button", name=str(A)).click()
     page.locator("#map").focus()
@@ -261,7 +269,7 @@ def test_axe_finds_nothing(cells, axe, shot, colors):
 
 def test_a_phone_shows_all_of_it(cells, shot):
     page = cells(width=360, height=740, is_mobile=True, has_touch=True, device_scale_factor=2)
-    push(page, cells=small())
+    push(page, cells=SMALL)
     expect(count(page, "running")).to_have_text("43")
     shot(page, "cells-phone")
     assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
@@ -269,7 +277,7 @@ def test_a_phone_shows_all_of_it(cells, shot):
 
 def test_another_view_needs_no_cells(cells):
     page = cells()
-    push(page, cells=small())
+    push(page, cells=SMALL)
     asked = page.evaluate("asked")
     page.get_by_role("link", name="Play").click()
     expect(page).to_have_title("Play · Stretto")

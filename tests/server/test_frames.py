@@ -1,4 +1,4 @@
-"""Frames of the table of cells: a reader that applies them has the table, whatever it has missed."""
+"""Frames of the table of cells: each is all of the table that its caller may see."""
 
 from types import SimpleNamespace
 
@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from cell_reader import Reader
-from stretto.cache.following import Follower
-from stretto.server.frames import Lens, empty_frame
-from stretto.server.mirror import UNNAMED, Mirror
+from stretto.server import cells as server_cells
+from stretto.server.cells import FREE, UNNAMED, frame
 from stretto.testing import mock_llm
 
 
@@ -40,73 +39,74 @@ def endless(seen):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_frames_add_up_to_the_table_also_for_readers_that_miss_some(seed):
+def test_a_frame_is_the_table_as_its_caller_may_see_it(seed):
     llm, rng, held = mock_llm(endless, cells=64), np.random.default_rng(seed), []
-    follower, mirror, everything, own = Follower(), Mirror(0), Lens("mock", True), Lens("mock", False)
-    quick, slow, tenant = Reader(), Reader(), Reader()
 
     def is_mine(sequence):
         return sequence % 2 == 0
 
-    for version in range(1, 60):
+    for _ in range(60):
         operate(llm, held, rng)
-        changed = mirror.apply(llm.cells.copied(follower).result(0))
-        everything.update(mirror, changed, version, is_mine)
-        own.update(mirror, changed, version, is_mine)
-        quick.take(everything.frame(quick.version))
-        quick.check(llm)
-        tenant.take(own.frame(tenant.version))
-        tenant.check(llm, is_mine)
-        if rng.integers(4) == 0:
-            slow.take(everything.frame(slow.version))
-            slow.check(llm)
-    assert everything.frame(everything.version) is None
+        copied = llm.cells.copied()
+        mine = set(filter(is_mine, copied.views))
+        everything = Reader().take(frame("mock", copied, mine, True))
+        everything.check(llm)
+        assert {i for i, facts in everything.sequences.items() if facts["mine"]} == mine
+        own = Reader().take(frame("mock", copied, mine, False))
+        own.check(llm, is_mine)
+        assert all(facts["mine"] for facts in own.sequences.values())
 
 
-def test_sets_are_numbered_anew_when_the_numbers_run_out():
+def test_sets_of_others_do_not_show_in_the_numbers_of_a_callers_own():
     llm = mock_llm(endless, cells=64)
-    follower, mirror, lens, reader = Follower(), Mirror(0), Lens("mock", True), Reader()
-    for version in range(1, 8):
-        if version == 4:
-            mirror._next = UNNAMED - 1
-        sequence = llm.sequence([97 + version, 98])
-        sequence.logits  # noqa: B018
-        fork = sequence.fork()
-        fork.append([99])
-        fork.logits  # noqa: B018
-        changed = mirror.apply(llm.cells.copied(follower).result(0))
-        lens.update(mirror, changed, version, lambda i: True)
-        frame = lens.frame(reader.version)
-        assert frame["full"] == (version in (1, 4))
-        reader.take(frame)
+    with llm.sequence("abcd") as shared, llm.sequence("xyz") as own:
+        shared.logits, own.logits  # noqa: B018
+        with shared.fork() as other, other.fork():
+            told = frame("mock", llm.cells.copied(), {own.id, shared.id}, False)
+    assert {number: set(ids) for number, ids in told["sets"].items()} == {1: {shared.id}, 2: {own.id}}
+
+
+def test_sets_beyond_the_last_number_are_not_named(monkeypatch):
+    llm = mock_llm(endless, cells=64)
+    with llm.sequence("ab") as one, llm.sequence("xyz") as other:
+        one.logits, other.logits  # noqa: B018
+        monkeypatch.setattr(server_cells, "MAX_SETS", 1)
+        monkeypatch.setattr(server_cells, "UNNAMED", 2)
+        reader = Reader().take(frame("mock", llm.cells.copied(), (), True))
+    assert reader.sets == {1: [one.id]}
+    assert [int((reader.set_of == number).sum()) for number in (FREE, 1, 2)] == [59, 2, 3]
+    assert (reader.positions >= 0).sum() == 2
+    assert reader.sequences[other.id]["n"] == 3
+
+
+def test_a_frame_of_many_cells_is_small():
+    llm = mock_llm(endless, cells=8192, context_length=8192)
+    with llm.sequence([97] * 3000) as held:
+        held.logits  # noqa: B018
+        forks = [held.fork() for _ in range(32)]
+        for fork in forks:
+            fork.append([98])
+        reader = Reader().take(told := frame("mock", llm.cells.copied(), (), True))
         reader.check(llm)
-        sequence.close(), fork.close()
+        assert len(told["columns"]) < 8192
+        del forks
 
 
 def test_an_unloaded_model_has_no_cells():
-    reader = Reader()
-    reader.take(empty_frame("mock", 3))
-    assert (reader.version, len(reader.positions), reader.sequences) == (3, 0, {})
+    reader = Reader().take(frame("mock", None, (), True))
+    assert (len(reader.positions), reader.sets, reader.sequences) == (0, {}, {})
 
 
-def test_cells_of_images_are_marked():
-    llm, follower, mirror, lens, reader = (
-        mock_llm(endless, cells=64),
-        Follower(),
-        Mirror(0),
-        Lens("mock", True),
-        Reader(),
-    )
+def test_cells_of_images_are_marked_and_those_of_others_are_not():
+    llm = mock_llm(endless, cells=64)
     llm._engine.runner.images = SimpleNamespace(placeholder=ord("i"))
-    expected = []
-    for version, text in enumerate(("aiib", "aixi"), 1):
+    for text in ("aiib", "aixi"):
         with llm.sequence(text) as held:
             held.logits  # noqa: B018
-            changed = mirror.apply(llm.cells.copied(follower).result(0))
-            lens.update(mirror, changed, version, lambda i: True)
-            reader.take(lens.frame(reader.version))
-            tokens = llm._engine.cells.tokens
-            assert reader.images.tolist() == (tokens == ord("i")).tolist()
-            expected.append(int(reader.images.sum()))
-    assert expected == [2, 3]
+            reader = Reader().take(frame("mock", llm.cells.copied(), (), True))
+            assert reader.images.tolist() == (llm._engine.cells.tokens == ord("i")).tolist()
+            assert reader.images.sum() == text.count("i") + (text == "aixi")
+            other = Reader().take(frame("mock", llm.cells.copied(), (), False))
+            assert not other.images.any()
+            assert (other.set_of == UNNAMED).sum() == (reader.set_of != FREE).sum()
     llm._engine.runner.images = None

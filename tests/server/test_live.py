@@ -13,7 +13,7 @@ import pytest
 from cell_reader import Reader
 from serving import TINY, endless, mock, until, visiting
 from stretto.server.callers import Caller
-from stretto.server.following import Following
+from stretto.server.cells import CellEvents
 from stretto.server.guard import TextLines
 from stretto.server.live import MAX_DELAY_SECONDS, MAX_WATCHERS, Live, LiveStream, Watcher
 from stretto.server.logs import MAX_CHARACTERS, MAX_LINES, LastLines
@@ -76,7 +76,7 @@ def generating(running, key=None, **options):
 # -- what is shown --
 
 
-def test_a_page_gets_the_state_and_the_frames_add_up_to_the_table():
+def test_a_page_gets_the_state_and_the_table():
     with visiting(endless(0.002)) as (running, web), watching(web) as events:
         assert first(events, "hello")["admin"] is True
         assert len(first(events, "history")["columns"]["time"]) == 900
@@ -97,7 +97,7 @@ def test_a_page_gets_the_state_and_the_frames_add_up_to_the_table():
 
 
 def settled(reader, llm):
-    return reader.version and reader.sequences.keys() == set(llm._engine.cells.sequences)
+    return reader.sequences and reader.sequences.keys() == set(llm._engine.cells.sequences)
 
 
 def test_figures_and_requests_of_a_run():
@@ -118,20 +118,12 @@ def test_figures_and_requests_of_a_run():
     assert running.state.generations == set()
 
 
-def test_a_page_that_comes_back_gets_what_it_missed():
+def test_a_page_that_comes_back_gets_the_table():
     with visiting(endless()) as (running, web):
-        web.post("/v1/completions", json={"model": "mock", "prompt": "abc", "max_tokens": 30})
-        reader = Reader()
-        with watching(web) as events, watching(httpx.Client(base_url=running.url)) as other:
-            reader.take(first(events, "cells"))
-            first(other, "cells")
-            web.post("/v1/completions", json={"model": "mock", "prompt": "xyz", "max_tokens": 5})
-            with watching(web, f"{LIVE}&since={reader.version}") as again:
-                frames = (event["cells"] for event in again if "cells" in event)
-                frame = next(frame for frame in frames if frame["version"] > reader.version)
-        assert frame["full"] is False
-        reader.take(frame)
-        reader.check(running.llm())
+        for prompt in ("abc", "xyz"):
+            web.post("/v1/completions", json={"model": "mock", "prompt": prompt, "max_tokens": 30})
+            with watching(web) as events:
+                Reader().take(first(events, "cells")).check(running.llm())
 
 
 # -- who watches, and what it costs --
@@ -157,7 +149,6 @@ def test_nothing_runs_when_nobody_watches():
     with visiting(endless()) as (running, web):
         assert running.live.task is None
         with generating(running):
-            reads = running.llm().cells.reads
             with watching(web) as events:
                 first(events, "cells")
                 assert running.live.task is not None
@@ -165,7 +156,6 @@ def test_nothing_runs_when_nobody_watches():
             spent = running.live.spent
             steps = running.llm().metrics.steps
             until(lambda: running.llm().metrics.steps > steps + 20)
-            assert not reads.waiting
             assert running.live.spent == spent
 
 
@@ -234,30 +224,55 @@ def test_wrong_questions_say_what_is_wrong():
         assert web.get("/stretto/live?model=x").status_code == 404
         wrong = web.get("/stretto/live?cells=1")
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "model")
-        assert web.get(f"{LIVE}&since=-1").status_code == 400
 
 
-def test_a_reader_that_misses_frames_gets_them_as_one():
+def test_a_reader_gets_the_last_frame_once():
     with visiting(endless()) as (running, web):
         complete = {"model": "mock", "prompt": "abc", "max_tokens": 30}
         web.post("/v1/completions", json=complete)
-        followed = Following(running.state, running.state.registry.find("mock"))
-        quick, slow = (Reader(), Watcher(ADMIN)), (Reader(), Watcher(ADMIN))
+        events = CellEvents(running.state, running.state.registry.find("mock"))
+        quick, slow = Watcher(ADMIN), Watcher(ADMIN)
 
-        def take(reader, watcher):
-            watcher.seen, text = followed.event(ADMIN, watcher.seen)
-            if text:
-                reader.take(json.loads(text)["cells"])
+        def take(watcher):
+            watcher.seen, text = events.news(ADMIN, watcher.seen)
+            return Reader().take(json.loads(text.removeprefix("data: "))["cells"]) if text else None
 
-        for index, prompt in enumerate(("abc", "abcx", "q", "qrs", "abcxy")):
+        for prompt in ("abc", "abcx", "q", "qrs", "abcxy"):
             web.post("/v1/completions", json={**complete, "prompt": prompt})
-            asyncio.run(followed.look([ADMIN]))
-            take(*quick)
-            if index in (0, 4):
-                take(*slow)
-        for reader, _ in (quick, slow):
-            reader.check(running.llm())
-        assert followed.event(ADMIN, slow[1].seen)[1] == ""
+            asyncio.run(events.look([ADMIN]))
+            take(quick).check(running.llm())
+            asyncio.run(events.look([ADMIN]))
+            assert take(quick) is None  # nothing has changed
+        take(slow).check(running.llm())
+        assert take(slow) is None
+        asyncio.run(events.look([]))
+        assert events.news(ADMIN, 0) == (0, "")
+
+
+def test_a_frame_waits_for_a_step_and_the_server_does_not():
+    in_step, go_on = threading.Event(), threading.Event()
+
+    def script(seen):
+        in_step.set()
+        assert go_on.wait(60)
+        return 97
+
+    with visiting(mock(script)) as (running, web), watching(web) as events:
+        assert first(events, "cells")["n"] == 0
+        body = {"model": "mock", "prompt": "abc", "max_tokens": 2}
+        thread = threading.Thread(
+            target=httpx.post, args=(f"{running.url}/v1/completions",), kwargs={"json": body}
+        )
+        thread.start()
+        assert in_step.wait(60)
+        for _ in range(8):  # more than there are threads for others
+            with pytest.raises(httpx.ReadTimeout):
+                web.get("/stretto/cells/at?model=mock&cell=0", timeout=0.05)
+        assert web.post("/tokenize", json={"model": "mock", "content": "abc"}).status_code == 200
+        go_on.set()
+        assert first(events, "cells")["n"] > 0
+        thread.join(60)
+        assert web.get("/stretto/cells/at?model=mock&cell=0").json()["used"]
 
 
 # -- cancelling --

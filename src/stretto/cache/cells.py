@@ -20,11 +20,11 @@ end takes it back to its last checkpoint, with its cells; copies end at one; oth
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stretto.cache.changes import CellChanges
 from stretto.cache.checks import MAX_POSITION, check_id, check_integers, check_members, check_range
 from stretto.cache.state import CellState
 from stretto.cache.views import View, follow_up_each
@@ -33,6 +33,27 @@ from stretto.errors import InvalidRequest
 Ints = NDArray[np.int32]
 
 FEW_CELLS = 8
+
+
+@dataclass(frozen=True)
+class CellChanges:
+    """Columns of the cells that changed after a version, and the sequences that did.
+
+    - `version`: of the table now; ask for the changes since it the next time
+    - `complete`: the columns are all cells in use, not only changes: discard earlier state
+    - `cells`, `positions`, `tokens`, `shares`: int32[n]; position and token are −1 in cells that became free
+    - `sequences`: the cells of each sequence that changed, in position order
+    - `removed`: sequences that have no cells any more
+    """
+
+    version: int
+    complete: bool
+    cells: Ints
+    positions: Ints
+    tokens: Ints
+    shares: Ints
+    sequences: dict[int, Ints]
+    removed: list[int]
 
 
 class Cells(CellState):
@@ -103,8 +124,19 @@ class Cells(CellState):
         return int((self.shares[self._range(sequence, start, stop)] > 1).sum())
 
     def changes(self, since: int = 0) -> CellChanges:
-        """Columns of the cells that changed after a version; of all cells in use if that is not known."""
-        return self.log.since(since, self.positions, self.tokens, self.shares, self.views)
+        """Columns of all cells in use; none if the table still has the version that it had."""
+        complete = since != self.version or not since
+        cells = np.flatnonzero(self.shares if complete else ()).astype(np.int32)
+        return CellChanges(
+            version=self.version,
+            complete=complete,
+            cells=cells,
+            positions=self.positions[cells],
+            tokens=self.tokens[cells],
+            shares=self.shares[cells],
+            sequences={i: view.cells.copy() for i, view in self.views.items()} if complete else {},
+            removed=[],
+        )
 
     # -- changing --
 
@@ -151,7 +183,6 @@ class Cells(CellState):
                     view.append(taken[start], places[start], ids[start], self.positions, self.tokens)
                 else:
                     view.extend(cells[start:stop], self.positions, self.tokens)
-                self.log.touch(sequence, cells[start:stop])
             start = stop
         self._end()
         return cells
@@ -167,15 +198,12 @@ class Cells(CellState):
         edit = self._begin()
         edit.note_appended(sequences, [self.views.get(sequence) for sequence in sequences])
         self._edit = edit
-        taken, log = self._free.take(len(tokens)), self.log
-        log.version = version = log.version + 1
+        taken = self._free.take(len(tokens))
         if len(taken) > FEW_CELLS:
             views = [self.views.get(sequence) or self._view(sequence) for sequence in sequences]
             places = follow_up_each(views, taken, tokens)
             cells = np.array(taken)
             self.positions[cells], self.tokens[cells], self.shares[cells] = places, tokens, 1
-            log.cells[cells] = version
-            log.sequences.update(dict.fromkeys(sequences, version))
             stores, counts = [view.store for view in views], [view.n for view in views]
             self._end()
             return taken, places, stores, counts, [view.edits for view in views]
@@ -188,7 +216,6 @@ class Cells(CellState):
             self.positions[cell] = position
             self.tokens[cell] = token
             self.shares[cell] = 1
-            log.cells[cell] = log.sequences[sequence] = version
             places.append(position)
             stores.append(view.store)
             counts.append(view.n)
@@ -221,7 +248,6 @@ class Cells(CellState):
             self.tokens[cell] = token
         if len(tokens) == len(cells):
             view.last = (view.last[0], tokens[-1])
-        self.log.touch(sequence, cells)
         self._end()
 
     def name_each(self, sequences: list[int], cells: list[int], tokens: list[int]) -> None:
@@ -260,7 +286,6 @@ class Cells(CellState):
                 index = chosen.astype(np.intp)  # converted once, not by each of those who use it
                 self.shares[index] += 1
                 self._view(target).extend(chosen, self.positions, self.tokens)
-                self.log.touch(target, index)
         self._end()
         return len(chosen)
 
@@ -307,11 +332,9 @@ class Cells(CellState):
             edit.note(sequence, view, is_copied=False)
         cells = np.concatenate([view.cells for view in gone.values()]).astype(np.intp)
         self._edit = edit
-        self.log.touch_each((), cells)
         start = 0
         for sequence, view in gone.items():
             del self.views[sequence]
-            self.log.remove(sequence)
             self.shares[cells[start : start + view.n]] -= 1
             start += view.n
         unused = cells[self.shares[cells] == 0]
@@ -377,7 +400,6 @@ class Cells(CellState):
         self._edit = edit
         self.positions[chosen] = moved
         view.sort(self.positions, self.tokens)
-        self.log.touch(sequence, chosen)
         self._end()
         return chosen
 
@@ -406,7 +428,6 @@ class Cells(CellState):
         self.shares[index] += len(targets)
         for target in targets:
             self.views[target] = view.copy()
-        self.log.touch_each(targets, index)
 
     def _drop(self, sequence: int, cells: Ints) -> int:
         """Take cells out of a view, and with recurrent layers those that no state is left for."""
@@ -437,10 +458,8 @@ class Cells(CellState):
         if len(freed):
             edit.note_columns(freed, self.positions, self.tokens)
         self._edit = edit
-        self.log.touch(sequence, index)
         if is_whole:
             del self.views[sequence]
-            self.log.remove(sequence)
         else:
             view.drop(cells, self.positions, self.tokens)
         self.shares[index] = shares - 1

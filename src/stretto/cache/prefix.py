@@ -282,7 +282,7 @@ class PrefixCache:
 
     def n_evictable(self, claimed: Sequence[Ints] = ()) -> int:
         """How many cells `evict` could free, without those that are claimed."""
-        version = self._cells.log.version
+        version = self._cells.version
         if self._evictable is None or self._evictable[0] != version:
             counts = np.zeros(len(self._cells), np.int32)  # of unpinned parked sequences, for each cell
             for entry in self._entries.values():

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.cache.changes import ChangeLog
 from stretto.cache.edits import Edit
 from stretto.cache.free import FreeCells
 from stretto.cache.slots import Slots
@@ -36,7 +35,7 @@ class CellState:
         self.shares = np.zeros(n_cells, np.int32)
         self.views: dict[int, View] = {}  # of the sequences that have cells
         self.lags: Ints | None = None  # how far rotated positions are behind (cache/lags.py), if any are
-        self.log = ChangeLog(n_cells)
+        self.version = 0  # raised by every edit
         self._edit: Edit | None = None  # that is under way, or was interrupted
         self._free = FreeCells(n_cells)
 
@@ -108,7 +107,7 @@ class CellState:
         free = shares == 0
         self.positions[free] = self.tokens[free] = -1
         self._free.reset(free)
-        self.log.forget(self.views)
+        self.version += 1
 
     @contextmanager
     def _held(self) -> Iterator[None]:
@@ -144,6 +143,7 @@ class CellState:
         self._edit.note(sequence, self.views.get(sequence))
 
     def _end(self) -> None:
+        self.version += 1
         edit = self._edit
         if edit is not None and not edit.held:
             self._edit = None

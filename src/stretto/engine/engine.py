@@ -29,7 +29,6 @@ from stretto.engine.limits import Limits
 from stretto.engine.metrics import Metrics
 from stretto.engine.persistent_batch import PersistentBatch
 from stretto.engine.plan import Plan
-from stretto.engine.reads import Reads
 from stretto.engine.request import Request
 from stretto.engine.runner import Runner
 from stretto.engine.scheduler import Scheduler
@@ -60,7 +59,6 @@ class Engine:
         limits = (limits or Limits()).on(backend)
         self.runner = Runner(backend, prefix_cache, limits.tokens_per_step, limits.checkpoint_bytes)
         self.lock = self.runner.lock
-        self.reads = Reads(self.lock)
         self.metrics: Metrics = self.runner.metrics
         self.tokenizer = tokenizer
         self.fingerprint = fingerprint  # identifies the model in saved sequences
@@ -121,8 +119,6 @@ class Engine:
                 self._n_steps += 1
                 if self._n_waiting:
                     self._notify()
-                if self.reads.waiting:
-                    self.reads.run()
 
     def _step(self) -> None:
         scheduler, metrics = self.scheduler, self.metrics

@@ -1,32 +1,93 @@
-"""`llm.cells`: the table of cells in the caller's hands, by sequence id.
+"""`llm.cells`: the table of cells in the caller's hands, by sequence id, and copies of it for those who look.
 
 A `Sequence` whose cells are changed here takes note: its tokens are those that are left. Requests that run,
 and parked sequences cannot be changed from here.
+
+Nothing is recorded for readers: a copy is made when one asks for it, between two steps, and what is made of
+it (sets of sequences, frames, JSON) is made without the engine's lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stretto.backends.base import Batch
-from stretto.cache.changes import CellChanges
+from stretto.cache.cells import CellChanges
 from stretto.cache.checks import check_id, check_integers, check_range
 from stretto.engine.engine import Engine
 from stretto.engine.pool import FIRST_ID
-from stretto.engine.reads import Reads
+from stretto.engine.runner import Runner
 from stretto.errors import InvalidRequest
 
-if TYPE_CHECKING:  # copies of the table are for those who watch it, and are imported by them
-    from concurrent.futures import Future
-
-    from stretto.cache.following import Follower
-    from stretto.engine.copying import CellCopy, TableCopy
-
 Ints = NDArray[np.int32]
+SequenceState = Literal["running", "held", "parked", "pinned"]
+
+
+@dataclass(frozen=True)
+class TableCopy:
+    """A table of cells as it was between two steps.
+
+    A sequence is "running" for a request, "held" by a caller, or in the prefix cache: "parked" until its
+    cells are needed, or "pinned".
+
+    - `version`: of the table; another one if any cell has changed
+    - `positions`, `tokens`: int32[n_cells], −1 in free cells
+    - `views`: the cells of each sequence, in position order; `states` of the same sequences
+    - `salts`: of the sequences that have one (`cache_salt`)
+    - `slots`: those in use, if there are recurrent layers
+    - `placeholder`: the token in the cells of images, if the model takes images
+    """
+
+    version: int
+    positions: Ints
+    tokens: Ints
+    views: dict[int, Ints]
+    states: dict[int, SequenceState]
+    salts: dict[int, str]
+    slots: list[dict[str, Any]] | None
+    placeholder: int | None
+
+    def as_data(self, is_shown: Callable[[int], bool] = lambda sequence: True) -> dict[str, Any]:
+        """The cells in use, and the sequences with their cells; only of the sequences that are shown."""
+        is_used = self.positions >= 0
+        views = {i: view for i, view in self.views.items() if is_shown(i)}
+        if len(views) < len(self.views):
+            chosen = np.unique(np.concatenate([np.empty(0, np.int32), *views.values()]))
+        else:
+            chosen = np.flatnonzero(is_used)
+        columns = zip(
+            chosen.tolist(), self.positions[chosen].tolist(), self.tokens[chosen].tolist(), strict=True
+        )
+        found = {
+            "cells": len(self.positions),
+            "free": len(self.positions) - int(is_used.sum()),
+            "used": [
+                {"cell": cell, "position": position, "token": token} for cell, position, token in columns
+            ],
+            "sequences": [
+                {"id": i, "state": self.states[i], "cells": view.tolist()} for i, view in views.items()
+            ],
+        }
+        if self.slots is None:
+            return found
+        slots = [{**slot, "sequences": [i for i in slot["sequences"] if i in views]} for slot in self.slots]
+        return {"slots": [slot for slot in slots if slot["sequences"]], **found}
+
+
+@dataclass(frozen=True)
+class CellCopy:
+    """One cell: its position and token (−1 if it is free), its sequences' states, and salts as above."""
+
+    position: int
+    token: int
+    states: dict[int, SequenceState]
+    salts: dict[int, str]
 
 
 class CellTable:
@@ -84,10 +145,8 @@ class CellTable:
 
     def owned(self, salt: str) -> set[int]:
         """The sequences that have cells and were made with this `cache_salt`; "" is that of all others."""
-        from stretto.engine.copying import salts_of
-
         with self._engine.lock:
-            salts = salts_of(self._engine.runner)
+            salts = _salts(self._engine.runner)
             return {i for i in self._cells.sequences if salts.get(i, "") == salt}
 
     def snapshot(self, salt: str | None = None) -> dict[str, Any]:
@@ -97,42 +156,47 @@ class CellTable:
         if it stays). With recurrent layers there are the slots in use too, with position and sequences. With
         a `salt` only the sequences that were made with it are shown, and their cells.
         """
-        from stretto.cache.following import Follower
-        from stretto.engine.copying import as_data, copy_table
-
-        with self._engine.lock:
-            copied = copy_table(self._engine.runner, Follower())
-        return as_data(copied, None if salt is None else lambda i: copied.salts.get(i, "") == salt)
+        copied = self.copied()
+        return copied.as_data() if salt is None else copied.as_data(lambda i: copied.salts.get(i, "") == salt)
 
     def changes(self, since: int = 0) -> CellChanges:
-        """Columns of the cells that changed after a version, for a view that follows the table.
+        """Columns of all cells in use, for a view that follows the table; none if it has not changed since.
 
         >>> seen = llm.cells.changes()
-        >>> llm.cells.changes(seen.version).cells       # what has changed since
+        >>> llm.cells.changes(seen.version).cells       # nothing, or the whole table again
         """
-        with self._engine.lock:
+        with self._between_steps():
             return self._cells.changes(since)
 
-    def copied(self, follower: Follower | None = None) -> Future[TableCopy]:
-        """What has changed since a follower last looked, for a reader that must not wait; all without one.
+    def copied(self, last: TableCopy | None = None) -> TableCopy:
+        """A copy of the table, for a reader that goes on without the engine's lock; `last` if it is the same.
 
-        It is copied at once if the engine does nothing, otherwise at the end of its step.
+        It waits for the end of the step that is under way: call it in a thread of its own, not in an event
+        loop.
         """
-        from stretto.cache.following import Follower
-        from stretto.engine.copying import copy_table
+        with self._between_steps():
+            runner, cells = self._engine.runner, self._cells
+            states, salts = _states(runner), _salts(runner)
+            if last is not None and (last.version, last.states, last.salts) == (cells.version, states, salts):
+                return last
+            return TableCopy(
+                version=cells.version,
+                positions=cells.positions.copy(),
+                tokens=cells.tokens.copy(),
+                views={i: view.cells.copy() for i, view in cells.views.items()},
+                states=states,
+                salts=salts,
+                slots=None if cells.slots is None else cells.slots.as_data(),
+                placeholder=None if runner.images is None else runner.images.placeholder,
+            )
 
-        return self.reads.ask(lambda: copy_table(self._engine.runner, follower or Follower()))
-
-    def at(self, cell: int) -> Future[CellCopy]:
-        """What is in a cell, for a reader that must not wait."""
-        from stretto.engine.copying import copy_cell
-
-        return self.reads.ask(lambda: copy_cell(self._engine.runner, cell))
-
-    @property
-    def reads(self) -> Reads:
-        """The reads that wait for the end of a step."""
-        return self._engine.reads
+    def at(self, cell: int) -> CellCopy:
+        """What is in a cell; it waits as `copied` does."""
+        with self._between_steps():
+            runner, cells = self._engine.runner, self._cells
+            states = _states(runner)
+            found = {i: states[i] for i in sorted(cells.members(cell))}
+            return CellCopy(int(cells.positions[cell]), int(cells.tokens[cell]), found, _salts(runner))
 
     def check(self) -> None:
         """Raise `RuntimeError` if the table contradicts itself anywhere."""
@@ -206,6 +270,12 @@ class CellTable:
 
     # -- within --
 
+    @contextmanager
+    def _between_steps(self) -> Iterator[None]:
+        """The engine's lock, which a thread that steps hands over after its step."""
+        with self._engine.arrivals.arriving(), self._engine.lock:
+            yield
+
     def _remove_all_but(self, kept: int | None) -> int:
         before = self._cells.n_free
         self._engine.runner.tidy()
@@ -265,3 +335,23 @@ class CellTable:
         held = self._engine.runner.tracks.get(sequence)
         if held is not None:
             held.resync(position)
+
+
+def _states(runner: Runner) -> dict[int, SequenceState]:
+    """The states of all sequences that have cells."""
+    states: dict[int, SequenceState] = dict.fromkeys(runner.cells.views, "held")
+    for entry in runner.prefixes.entries():
+        states[entry.id] = "pinned" if entry.pins else "parked"
+    for track in runner.tracks.values():
+        if track.running and track.id in states:
+            states[track.id] = "running"
+    return states
+
+
+def _salts(runner: Runner) -> dict[int, str]:
+    """The salts of all sequences that have one."""
+    salts = {track.id: track.domain.salt for track in runner.tracks.values() if track.domain.salt}
+    for entry in runner.prefixes.entries():
+        if entry.domain.salt:
+            salts[entry.id] = entry.domain.salt
+    return salts

@@ -163,10 +163,9 @@ OF_SCHEMAS |= {f"ParallelRequest.{option.name}": option.meaning for option in OW
 
 PARAMETERS = {
     "cell": "Index of a cell.",
-    "cells": "Send the changes of the table of cells too.",
+    "cells": "Send the table of cells too, whenever it has changed.",
     "model": MODEL,
     "stream": "Send it as a stream of events.",
-    "since": "The version of the cells that the client has from an earlier connection.",
 }
 PATH_PARAMETERS = {
     "/v1/batches/{name}": "Id of the batch.",

@@ -1,6 +1,6 @@
 """`GET /stretto/live`: the server as it runs, as server-sent events for pages.
 
-One task reads for all who watch, and only while somebody does: figures once a second, cells at most four
+One task reads for all who watch, and only while somebody does: figures once a second, cells at most ten
 times and only if they have changed. Reading, encoding and sending may take 1 % of a core together, on a busy
 machine about 1 % of what the process gets: if they take longer, everything comes less often. A slow reader
 gets the latest state when it has taken the last.
@@ -20,8 +20,8 @@ from starlette.types import Receive, Scope, Send
 from stretto import __version__
 from stretto.engine.history import HISTORY_SECONDS
 from stretto.server.callers import Caller, caller_of
+from stretto.server.cells import CellEvents
 from stretto.server.errors import ApiError, translate
-from stretto.server.following import Following
 from stretto.server.history import Watched, columns
 from stretto.server.load import Load
 from stretto.server.logs import LastLines
@@ -34,7 +34,7 @@ router = APIRouter(tags=["Stretto"])
 
 MAX_WATCHERS = 8
 RETRY_SECONDS = 10
-CELL_SECONDS, LOAD_SECONDS = 0.25, 1.0  # between two frames, at least
+CELL_SECONDS, LOAD_SECONDS = 0.1, 1.0  # between two frames, at least
 CPU_SHARE = 0.01  # of a core, for all watching together, at most
 PROCESS_SHARE = 0.012  # and of what the process gets of the processors: on a busy machine that may be little
 MIN_CPU_SHARE = 0.0015  # of a core: an idle server can be watched too
@@ -47,10 +47,10 @@ MAX_SEND_CPU = 0.002  # counted for sending, during which other tasks may run
 class Watcher:
     """A reader of events: who it is, what it wants, and what it has been sent."""
 
-    def __init__(self, caller: Caller, model: str | None = None, seen: int = 0) -> None:
+    def __init__(self, caller: Caller, model: str | None = None) -> None:
         self.caller = caller
         self.model = model  # whose cells it wants, if any
-        self.seen = seen  # the version of its cells
+        self.seen = 0  # the number of the last event of its cells
         self.n_load = 0  # the number of the last figures it got
         self.n_lines = 0  # and of the last line of the log
         self.sending: float | None = None  # since when it has not taken what it was sent
@@ -67,7 +67,7 @@ class Live:
         self.watchers: set[Watcher] = set()
         self.task: asyncio.Task[None] | None = None
         self.spent = 0.0  # seconds of CPU time, since the server started
-        self._followed: dict[str, Following] = {}
+        self._cells: dict[str, CellEvents] = {}
         self._n_load = 0
         self._figures = ""  # the last ones, while somebody watches
         self._requests: dict[Caller, str] = {}  # of these figures
@@ -96,7 +96,7 @@ class Live:
         if not self.watchers and self.task is not None:
             self.task.cancel()
             self.task = None
-            self._followed.clear()
+            self._cells.clear()
             self._figures = ""
             self._requests.clear()
 
@@ -160,13 +160,13 @@ class Live:
         for watcher in self.watchers:
             if watcher.model is not None:
                 wanted.setdefault(watcher.model, set()).add(watcher.caller)
-        for name in self._followed.keys() - wanted.keys():
-            del self._followed[name]
+        for name in self._cells.keys() - wanted.keys():
+            del self._cells[name]
         for name, callers in wanted.items():
-            is_first = name not in self._followed
+            is_first = name not in self._cells
             if is_first:
-                self._followed[name] = Following(self.state, self.state.registry.find(name))
-            self.spend(await self._followed[name].look(callers), is_first)
+                self._cells[name] = CellEvents(self.state, self.state.registry.find(name))
+            self.spend(await self._cells[name].look(callers), is_first)
 
     # -- for each watcher --
 
@@ -190,11 +190,10 @@ class Live:
             watcher.n_lines, lines = self.lines.since(watcher.n_lines)
             if lines:
                 events.append(event({"logs": lines}))
-        if watcher.model is not None and watcher.model in self._followed:
-            followed = self._followed[watcher.model]
-            watcher.seen, frame = followed.event(watcher.caller, watcher.seen)
-            if frame:
-                events.append(f"data: {frame}\n\n")
+        if watcher.model is not None and watcher.model in self._cells:
+            watcher.seen, cells = self._cells[watcher.model].news(watcher.caller, watcher.seen)
+            if cells:
+                events.append(cells)
         self.spend(time.thread_time() - begun, is_first)
         return "".join(events)
 
@@ -241,12 +240,8 @@ async def live(
     request: Request,
     model: Annotated[str | None, Query(min_length=1, max_length=256)] = None,
     cells: bool = False,
-    since: Annotated[int, Query(ge=0, lt=1 << 53)] = 0,
 ) -> Response:
-    """The server as it runs: figures, requests, log lines, and with `cells` those of a model, as events.
-
-    `since` is the version of the cells that the client has from an earlier connection.
-    """
+    """The server as it runs: figures, requests, log lines, and with `cells` those of a model, as events."""
     state = state_of(request)
     if model is not None:
         state.registry.find(model)
@@ -254,4 +249,4 @@ async def live(
         raise ApiError(400, "cells needs the name of a model", param="model", code="missing_field")
     hub: Live = request.app.state.live
     hub.check_room()
-    return LiveStream(hub, Watcher(caller_of(request), model if cells else None, since))
+    return LiveStream(hub, Watcher(caller_of(request), model if cells else None))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
 from fastapi import Request
@@ -92,6 +93,7 @@ class State:
         self.pull: Download | None = None  # the download under way; there is at most one
         self.traffic = Traffic()
         self.scrapes = Scrapes()  # of /metrics
+        self.reader = ThreadPoolExecutor(1, "stretto-cells")  # copies tables of cells for those who look
         self.labels: dict[str, str] = {}  # of all metrics: which replica this is, if it is one
         self.started = time.monotonic()  # the clock on the wall may jump
 

@@ -41,7 +41,6 @@ export default function Cells({model, live}) {
     return live.onCells(frame => {
       if (frame.model !== name) return;
       const told = table.current.apply(frame);
-      if (!told) return;
       flash(told.changed);
       const lines = [...told.added.slice(-NEWS).map(id => grown(table.current, id)),
         ...told.gone.map(({id, n}) => `sequence ${id} is gone (${number(n)} cells)`)];
@@ -53,7 +52,7 @@ export default function Cells({model, live}) {
   useEffect(() => { chosen.current = selected; draw(); }, [selected]);
 
   const flash = changed => {
-    if (!changed || calm.matches) return;
+    if (!changed?.length || calm.matches) return;
     const {flash} = map.current, {set} = table.current;
     const mark = value => { for (const i of changed) if (i < flash.length) flash[i] = value(i); };
     mark(i => set[i] ? CHANGED : FREED);

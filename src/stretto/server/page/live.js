@@ -35,6 +35,13 @@ function take(event) {
   if (!event.cells) tell(event);
 }
 
+// A frame with its columns unpacked: they come compressed, one after the other.
+async function unpacked({columns, ...frame}) {
+  const packed = Uint8Array.from(atob(columns), one => one.charCodeAt(0)), {n} = frame;
+  const bytes = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream('deflate'))).arrayBuffer();
+  return {...frame, positions: new Int32Array(bytes, 0, n), set: new Uint16Array(bytes, 4 * n, n), image: new Uint8Array(bytes, 6 * n, n)};
+}
+
 // A connection that says nothing is dead, though no error tells: the machine was asleep, or in another network.
 function listen() {
   clearTimeout(silence);
@@ -61,7 +68,10 @@ async function follow() {
   listen();
   const query = new URLSearchParams({...(wanted.model && {model: wanted.model}), ...(wanted.cells && {cells: '1'})});
   try {
-    for await (const event of events(`/stretto/live?${query}`, {signal: mine.signal})) if (mine === abort) take(event);
+    for await (const event of events(`/stretto/live?${query}`, {signal: mine.signal})) {
+      if (event.cells) event.cells = await unpacked(event.cells);
+      if (mine === abort) take(event);
+    }
   } catch (error) {
     if (mine !== abort) return; // closed on purpose
     if (error.status === 401) refused = true;

@@ -1,54 +1,41 @@
-// The table of cells as the server's frames tell it: typed arrays, sent whole or as changes.
+// The table of cells as the server's frames tell it: typed arrays.
 // A shared cell has the last of its sequences' states. `others` is a cell whose sequences are not told: another user's.
 export const STATES = ['free', 'others', 'parked', 'held', 'pinned', 'running'];
 // A cell's look is a number: its state, how many share it (one, two, up to four, more), and these marks.
 export const SHARE = 8, IMAGE = 32, STACKED = 64, MARKS = 127, LIT = 128, DIM = 256, CHANGED = 512, FREED = 1024;
-const MOST_POSITIONS = 1 << 24, OTHERS = 1;
-
-function bytes(text) {
-  const found = atob(text), out = new Uint8Array(found.length);
-  for (let i = 0; i < out.length; i++) out[i] = found.charCodeAt(i);
-  return out.buffer;
-}
-
-function merged(known, changes) { // null stands for what is gone
-  const all = {...known, ...changes};
-  for (const id in changes) if (!changes[id]) delete all[id];
-  return all;
-}
+const MOST_POSITIONS = 1 << 24, OTHERS = 1, UNNAMED = 65535;
 
 export class Table {
   n = 0;
+  looks = new Uint16Array(0);
   sets = new Map(); // number → ids of sequences
   sequences = {}; // id → {state, mine, n}
 
-  // Takes a frame in; tells what it has changed, or null if it does not follow on what is known.
+  // Takes an unpacked frame in, which is all of the table; tells what it has changed, if there was one of this size before.
   apply(frame) {
-    if (!frame.full && frame.n !== this.n) return null;
-    const before = this.sequences, first = !this.n;
-    if (frame.full) {
-      this.n = frame.n;
-      this.positions = new Int32Array(bytes(frame.positions));
-      this.set = new Uint16Array(bytes(frame.set));
-      this.image = new Uint8Array(this.n);
-      this.looks = new Uint16Array(this.n);
-      this.sets.clear();
-    }
-    this.sequences = merged(frame.full ? {} : before, frame.sequences);
-    for (const [number, ids] of Object.entries(frame.sets)) ids ? this.sets.set(+number, ids) : this.sets.delete(+number);
-    const changed = frame.full ? null : this.#change(frame);
-    for (const i of new Uint32Array(bytes(frame.images ?? ''))) if (i < this.n) this.image[i] = 1;
+    const {n, sequences} = this, sets = new Map(Object.entries(frame.sets).map(([number, ids]) => [+number, ids]));
+    const changed = n === frame.n ? this.#changes(frame, sets) : null;
+    if (!changed) this.looks = new Uint16Array(frame.n);
+    const {positions, set, image} = frame;
+    Object.assign(this, {n: frame.n, positions, set, image, sets, sequences: frame.sequences});
     this.#look();
-    const added = first ? [] : Object.keys(this.sequences).filter(id => !(id in before));
-    const gone = Object.keys(before).filter(id => !(id in this.sequences));
-    return {changed, added, gone: gone.map(id => ({id, n: before[id].n}))};
+    const added = n ? Object.keys(this.sequences).filter(id => !(id in sequences)) : [];
+    const gone = Object.keys(sequences).filter(id => !(id in this.sequences));
+    return {changed, added, gone: gone.map(id => ({id, n: sequences[id].n}))};
   }
 
-  #change(frame) {
-    const at = new Uint32Array(bytes(frame.at));
-    const positions = new Int32Array(bytes(frame.positions)), set = new Uint16Array(bytes(frame.set));
-    at.forEach((i, k) => { this.positions[i] = positions[k]; this.set[i] = set[k]; this.image[i] = 0; });
-    return at;
+  // The cells that a frame changes. Its sets have numbers of their own: those are the same that have the same sequences.
+  #changes(frame, sets) {
+    const numbers = new Map([...this.sets].map(([number, ids]) => [ids.join(), number])), before = new Int32Array(65536).fill(-1);
+    before[0] = 0;
+    before[UNNAMED] = UNNAMED;
+    for (const [number, ids] of sets) before[number] = numbers.get(ids.join()) ?? -1;
+    const changed = [];
+    for (let i = 0; i < frame.n; i++) {
+      const isSame = before[frame.set[i]] === this.set[i] && frame.positions[i] === this.positions[i] && frame.image[i] === this.image[i];
+      if (!isSame) changed.push(i);
+    }
+    return changed;
   }
 
   state(ids) { return ids.reduce((most, id) => Math.max(most, STATES.indexOf(this.sequences[id]?.state)), OTHERS); }
