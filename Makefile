@@ -17,6 +17,7 @@
 #   make check-triton               the kernels for GPUs, in Triton's interpreter; needs torch and triton
 #   make check-cuda [PART=2]        the suites of engine, cache and parallel tokens on a GPU
 #   make check-clients [CLIENTS=…]  real client packages against the server, each with its main job
+#   make check-onnx [ONNX=1.24.4]   ONNX models on the oldest, a middle and the newest ONNX Runtime; about ten minutes
 #   make check-ray                  replicas on a live Ray cluster: faults, scaling, listeners; a few minutes
 #   make bench-kernels              what each kernel set's matrix products reach
 #   make bench-instructions         cycles of vector instructions of a 64-bit ARM core
@@ -40,7 +41,7 @@ KERNEL_SETS := $(or $(STRETTO_KERNEL_SETS),$(if $(wildcard $(VENV)/.core-all),al
 CORE := $(VENV)/.core-$(KERNEL_SETS)
 
 .PHONY: chat test test-kernels test-failed check format bench fuzz asan check-threads check-arm check-compilers \
-        wheel wheels check-wheel check-triton check-cuda check-clients check-ray bench-kernels bench-instructions docs clean
+        wheel wheels check-wheel check-triton check-cuda check-clients check-onnx check-ray bench-kernels bench-instructions docs clean
 
 chat: $(VENV)/.installed
 	@if [ -n "$$STRETTO_PROMPT" ]; \
@@ -143,6 +144,16 @@ check-cuda: $(VENV)/.cuda
 # Packages that cannot share the environment of the tests are installed into build/clients.
 check-clients: $(VENV)/.test
 	$(BIN)/python scripts/check_clients.py $(CLIENTS)
+
+# Each is installed beside the environment, into build/onnxruntime. onnxruntime-openvino is 1.24.
+ONNX ?= 1.23.2 1.24.4 1.28.0 1.31.1
+check-onnx: $(VENV)/.test
+	@for version in $(ONNX); do echo "onnxruntime $$version"; \
+	    $(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/onnxruntime/$$version \
+	        onnxruntime==$$version || exit 1; \
+	    PYTHONPATH=build/onnxruntime/$$version $(BIN)/python -m pytest --quiet -p no:cacheprovider \
+	        tests/backends/test_onnx_*.py tests/export || exit 1; \
+	done
 
 # One cluster at a time: its proxies have fixed ports.
 check-ray: $(VENV)/.ray

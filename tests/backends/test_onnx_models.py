@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import weakref
 
 import numpy as np
 import pytest
@@ -335,3 +336,41 @@ def test_a_vocabulary_that_is_larger_than_the_model_is_refused(tmp_path):
     path.write_text(json.dumps(tokenizer))
     with pytest.raises(ModelError, match="259 tokens, but embeddings for 258"):
         stretto.load(root)
+
+
+def test_inputs_live_as_long_as_a_runtime_that_keeps_none_of_them(llm, monkeypatch):
+    """Before 1.30 a binding held no reference to OrtValues; they had no `__dlpack__` before 1.26."""
+    import onnxruntime
+
+    def bind(self, name, value):
+        self._iobinding.bind_ortvalue_input(name, value._ortvalue)
+
+    monkeypatch.setattr(onnxruntime.IOBinding, "bind_ortvalue_input", bind)
+    monkeypatch.delattr(onnxruntime.OrtValue, "__dlpack__", raising=False)
+    caller, bound, n_checked = llm.backend._caller, [], 0
+    bind_array = caller._bind
+
+    def watched(binding, name, array):
+        bind_array(binding, name, array)
+        bound.append(weakref.ref(array))
+
+    monkeypatch.setattr(caller, "_bind", watched)
+    run = caller.session.raw.run_with_iobinding
+
+    def checked(binding):
+        nonlocal n_checked
+        assert all(array() is not None for array in bound)
+        n_checked += len(bound)
+        bound.clear()  # later calls bind others in their place
+        run(binding)
+
+    monkeypatch.setattr(caller.session.raw, "run_with_iobinding", checked)
+    want = expected(llm.folder)
+    llm.cache.clear()
+    ids = want["tokens"].tolist()
+    assert llm.generate(ids, max_tokens=4, **EXACT).tokens == want["greedy"].tolist()[:4]
+    with llm.sequence(ids) as sequence, sequence.fork() as fork:
+        sequence.append(5)
+        fork.append(5)
+        assert far(sequence.logits, fork.logits) <= TOLERANCE
+    assert n_checked

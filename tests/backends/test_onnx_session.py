@@ -9,8 +9,8 @@ import pytest
 
 import onnx_files as made
 from stretto.backends import onnx_session
-from stretto.backends.onnx_session import available_devices, open_session
-from stretto.errors import InvalidRequest, ModelError, Unsupported
+from stretto.backends.onnx_session import available_devices, import_runtime, open_session
+from stretto.errors import InvalidRequest, ModelError, RouteWarning, Unsupported
 
 pytest.importorskip("onnxruntime")
 
@@ -61,6 +61,54 @@ def test_a_missing_device_names_its_package(path):
 def test_unknown_devices_are_refused(path, device):
     with pytest.raises(InvalidRequest, match="device must be one of 'auto', 'cpu'"):
         open_session(path, device)
+
+
+@pytest.mark.parametrize("kind", ["CPU", "GPU", "NPU"])
+def test_a_device_of_openvino_is_passed_on(path, monkeypatch, kind):
+    wanted = []
+
+    class Runtime:
+        __version__ = "1.24.1"
+        SessionOptions = import_runtime().SessionOptions
+
+        @staticmethod
+        def get_available_providers():
+            return ["OpenVINOExecutionProvider", "CPUExecutionProvider"]
+
+        class InferenceSession:
+            def __init__(self, source, settings, providers):
+                wanted.extend(providers)
+
+            def disable_fallback(self):
+                pass
+
+            def get_providers(self):
+                return [name for name, _ in wanted]
+
+    monkeypatch.setattr(onnx_session, "import_runtime", lambda: Runtime)
+    assert open_session(path, f"openvino:{kind}").device == f"openvino:{kind}"
+    assert wanted[0] == ("OpenVINOExecutionProvider", {"device_type": kind})
+    with pytest.raises(InvalidRequest, match="device must be one of"):
+        open_session(path, "openvino:FPGA")
+
+
+@pytest.mark.parametrize("version", ["1.20.1", "1.22.0"])
+def test_a_runtime_that_is_too_old_is_refused_by_name(path, monkeypatch, version):
+    monkeypatch.setattr(import_runtime(), "__version__", version)
+    with pytest.raises(Unsupported, match=rf"ONNX Runtime {version} .*1\.23 and later"):
+        open_session(path, "cpu")
+
+
+def test_a_runtime_newer_than_those_tested_warns(path, monkeypatch):
+    monkeypatch.setattr(import_runtime(), "__version__", "1.99.0")
+    with pytest.warns(RouteWarning, match=r"1\.99\.0 is newer than"):
+        open_session(path, "cpu").close()
+
+
+def test_a_merged_decoder_is_refused_where_the_runtime_would_end_the_process(path, monkeypatch):
+    monkeypatch.setattr(import_runtime(), "__version__", "1.23.2")
+    with pytest.raises(Unsupported, match=r"merged decoder.*1\.24"):
+        onnx_session.require_merged(onnx_session.read_onnx(path))
 
 
 class FallingBack:

@@ -19,6 +19,7 @@ from onnx import TensorProto, helper
 
 from onnx_decoders import DATA, GENAI, expected
 from stretto.backends.onnx import open_onnx
+from stretto.backends.onnx_session import MERGED, import_runtime, runtime_version
 from stretto.weights.onnx.folder import find_folder
 
 
@@ -98,6 +99,7 @@ def merge_branches(model):
     graph.input.append(helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1]))
 
 
+@pytest.mark.skipif(runtime_version(import_runtime()) < MERGED, reason="refused: it would end the process")
 def test_merged_decoders_take_the_branch_of_their_past(variant):
     model = variant(merge_branches)
     assert model.graph.branch == "use_cache_branch"

@@ -11,6 +11,7 @@ execution providers. What was asked for is compared with what the session got: n
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.options import AUTOMATIC, PROVIDERS
-from stretto.errors import InvalidRequest, ModelError, Unsupported
+from stretto.errors import InvalidRequest, ModelError, RouteWarning, Unsupported
 from stretto.weights.onnx import OnnxFile, OnnxLimits, files_stamp, read_onnx
 
 CPU = PROVIDERS["cpu"][0]
@@ -30,6 +31,9 @@ LOG_ERRORS_ONLY = 3
 FIRST_ARENA_BYTES = 1 << 20
 EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 EXTRA = "pip install 'stretto[onnx]'"
+OLDEST, NEWEST = (1, 23), (1, 31)  # of ONNX Runtime that `make check-onnx` tests
+MERGED = (1, 24)  # the first one that opens merged decoders; before, some of them end the process
+OPENVINO_TYPES = ("CPU", "GPU", "NPU")  # OpenVINO's own devices: "openvino:GPU"
 
 Array = NDArray[Any]
 DEFAULT_LIMITS = OnnxLimits()
@@ -86,8 +90,9 @@ def open_session(
 ) -> OnnxSession:
     """Check a model file and open it with ONNX Runtime on a device.
 
-    `device` is a key of `PROVIDERS`, also with a number ("cuda:1"), or "auto": CUDA if it works here, else
-    the CPU. `memory` limits the bytes that tensors may take. `options` are those of the execution provider.
+    `device` is a key of `PROVIDERS`, also with a number ("cuda:1") or a device of OpenVINO's
+    ("openvino:GPU"), or "auto": CUDA if it works here, else the CPU. `memory` limits the bytes that tensors
+    may take. `options` are those of the execution provider.
     `fast=True` allows kernels that round more (KleidiAI on ARM). `spin=False` lets threads sleep at once
     between operators: slower, but idle cores are free. `replacement` is opened in place of the file's own
     graph. `ModelError` says what is wrong with the file,
@@ -136,14 +141,53 @@ def missing(device: str) -> str:
 def import_runtime() -> Any:
     """The module `onnxruntime`, or `Unsupported` that says how to install it."""
     try:
-        return import_module("onnxruntime")
+        runtime = import_module("onnxruntime")
     except ImportError as error:
         raise Unsupported(f"ONNX models need ONNX Runtime: {EXTRA} ({error})") from error
+    version = runtime_version(runtime)
+    if version < OLDEST:
+        raise Unsupported(
+            f"ONNX Runtime {runtime.__version__} cannot open the graphs of `stretto export onnx`; "
+            f"{_dotted(OLDEST)} and later can: pip install --upgrade onnxruntime"
+        )
+    if version > NEWEST:
+        warnings.warn(
+            f"ONNX Runtime {runtime.__version__} is newer than {_dotted(NEWEST)}, the newest one tested",
+            RouteWarning,
+            stacklevel=2,
+        )
+    return runtime
+
+
+def runtime_version(runtime: Any) -> tuple[int, int]:
+    """Major and minor version of the module `onnxruntime`.
+
+    >>> runtime_version(import_runtime()) >= OLDEST
+    True
+    """
+    major, minor = runtime.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def require_merged(file: OnnxFile) -> None:
+    """Refuse a merged decoder where ONNX Runtime would end the process, instead of opening it."""
+    version = import_runtime().__version__
+    if runtime_version(import_runtime()) < MERGED:
+        raise Unsupported(
+            f"{file.path.name} is a merged decoder, and ONNX Runtime {version} ends the process on such; "
+            f"{_dotted(MERGED)} opens it (Python 3.11 and later): pip install --upgrade onnxruntime"
+        )
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
 
 
 def _parse_device(device: str) -> tuple[str, int]:
-    """The device's name and number."""
+    """The device's name, which has OpenVINO's own device behind it, and number."""
     name, colon, number = device.partition(":") if isinstance(device, str) else ("", "", "")
+    if name == "openvino" and number in OPENVINO_TYPES:
+        return device, 0
     known = name == "auto" or name in PROVIDERS
     if not known or (colon and (name not in INDEXED or not number.isdecimal() or len(number) > 4)):
         allowed = ", ".join(map(repr, ("auto", *PROVIDERS)))
@@ -162,7 +206,8 @@ def _open(
     options: dict[str, str],
 ) -> Any:
     """A session on exactly that device."""
-    provider, package = PROVIDERS[device]
+    name, _, device_type = device.partition(":")
+    provider, package = PROVIDERS[name]
     if provider not in runtime.get_available_providers():
         raise Unsupported(
             f"device {device!r} needs {provider}, which ONNX Runtime {runtime.__version__} lacks here; "
@@ -170,6 +215,8 @@ def _open(
             param="device",
             value=device,
         )
+    if device_type:
+        options.setdefault("device_type", device_type)
     if device in INDEXED:
         options.setdefault("device_id", str(index))
     if memory is not None and device in ("cuda", "tensorrt"):

@@ -8,6 +8,7 @@ from stretto.backends.onnx.cells_graph import is_cells_graph, read_cells_graph
 from stretto.backends.onnx.graph import DecoderGraph, read_graph
 from stretto.backends.onnx.packing import open_packed
 from stretto.backends.onnx.spec import DecoderSpec, read_decoder_spec
+from stretto.backends.onnx_session import require_merged
 from stretto.backends.registry import BackendOptions
 from stretto.errors import Unsupported
 from stretto.weights.onnx import read_onnx
@@ -34,6 +35,8 @@ def open_onnx(folder: OnnxFolder, options: BackendOptions) -> OnnxBackend | Onnx
     file = read_onnx(folder.model)
     graph = read_cells_graph(file) if is_cells_graph(file) else read_graph(file, folder.decoder)
     decoder = read_decoder_spec(folder, graph)
+    if isinstance(graph, DecoderGraph) and graph.branch is not None:
+        require_merged(file)
     session, packing = open_packed(file, options.device, options.threads, options.repack)
     backend: OnnxBackend | OnnxCellsBackend
     if isinstance(graph, DecoderGraph):

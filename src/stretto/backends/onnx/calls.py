@@ -196,7 +196,7 @@ class Caller:
         return Kept(cells, values, past.width + n, time, past.n_synced, places)
 
     def _bind(self, binding: Any, name: str, array: Array) -> None:
-        binding.bind_ortvalue_input(name, self._value(array, "cpu"))
+        binding.bind_cpu_input(name, array)  # keeps the array, which bind_ortvalue_input did not before 1.30
 
     def _value(self, array: Array, memory: str) -> Any:
         return self._runtime.OrtValue.ortvalue_from_numpy(

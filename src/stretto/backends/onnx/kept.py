@@ -19,6 +19,7 @@ from stretto.backends.onnx.plan import Chain
 from stretto.backends.onnx.pool import HeadPool
 
 Ints = NDArray[np.int32]
+TYPES = {"tensor(float)": "<f4", "tensor(float16)": "<f2"}  # of K and V, for NumPy
 
 
 @dataclass
@@ -149,7 +150,19 @@ class Presents:
 def host_array(value: Any) -> NDArray[Any]:
     """The numbers of an OrtValue: as they are if it is on the host, else a copy."""
     if value.device_name().lower() == "cpu":
-        array: NDArray[Any] = np.from_dlpack(value)
-        return array
+        return np.asarray(_HostMemory(value))
     copied: NDArray[Any] = value.numpy()
     return copied
+
+
+class _HostMemory:
+    """The memory of an OrtValue as NumPy takes it; OrtValues have `__dlpack__` from ONNX Runtime 1.26 on."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value  # owns the memory
+        self.__array_interface__ = {
+            "shape": tuple(value.shape()),
+            "typestr": TYPES[value.data_type()],
+            "data": (value.data_ptr(), True),  # which is read only
+            "version": 3,
+        }
