@@ -16,8 +16,7 @@ import numpy as np
 
 import stretto
 from stretto.backends.batch import Batch
-from stretto.parallel.select import combine, distributions, select
-from stretto.parallel.sets import SetSource
+from stretto.parallel.sets import SetSource, combine, distributions, select
 from stretto.sampling.rng import RandomStream
 
 OPENINGS = [

@@ -28,7 +28,7 @@ import numpy as np
 from stretto.vision.encoder import encode
 from stretto.vision.image import Image
 from stretto.vision.native import NativeEncoder
-from stretto.vision.preprocess import grid_of, normalise, prepare
+from stretto.vision.queue import grid_of, normalise, prepare
 from stretto.vision.reading import read_vision_spec
 from stretto.vision.reference import ReferenceEncoder
 from stretto.vision.spec import VisionSpec

@@ -7,7 +7,7 @@ import numpy as np
 from stretto import _native
 from stretto.backends.batch import Batch, Decoding
 from stretto.backends.torch.plan import ALIGN, HEAD, SPAN
-from stretto.backends.torch.plan_block import items_at, lay_out
+from stretto.backends.torch.planner import items_at, lay_out
 
 N_VOCAB = 100
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from stretto.backends.base import BackendOptions
 from stretto.backends.onnx import OnnxBackend, open_onnx
-from stretto.backends.registry import BackendOptions
 from stretto.weights.onnx.folder import find_folder
 
 DATA = Path(__file__).parent / "data" / "onnx"

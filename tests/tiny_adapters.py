@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from stretto.models import read_spec
-from stretto.models.adapting import target_of
+from stretto.models.summary import target_of
 from stretto.weights.adapters.lora import SUPPORTED
 from stretto.weights.gguf import GGUF
 from stretto.weights.safetensors import safetensors_head

@@ -13,7 +13,7 @@ import stretto
 from stretto import Image
 from stretto.vision.encoder import encode as encode_all
 from stretto.vision.native import NativeEncoder
-from stretto.vision.preprocess import normalise, prepare
+from stretto.vision.queue import normalise, prepare
 from stretto.vision.reading import read_vision_spec
 from stretto.weights.gguf import GGUF
 

@@ -8,7 +8,7 @@ import pytest
 
 from stretto.errors import ModelError
 from stretto.weights.adapters import read_adapter
-from stretto.weights.folders.ops import adjacent
+from stretto.weights.folders.conversion import adjacent
 from stretto.weights.writer import write_gguf
 from tiny_adapters import (
     ALPHA,
@@ -271,7 +271,7 @@ def test_a_pickle_goes_through_the_reader_that_runs_nothing(tmp_path, monkeypatc
         for module, (a, b) in given.items()
         for half, array in (("A", a), ("B", b))
     }
-    monkeypatch.setattr("stretto.weights.adapters.peft_tensors.read_torch", lambda path: arrays)
+    monkeypatch.setattr("stretto.weights.adapters.peft.read_torch", lambda path: arrays)
     assert read_adapter(folder, target("llama")).fingerprint == expected
     monkeypatch.undo()
     with pytest.raises(ModelError, match="no checkpoint of PyTorch"):

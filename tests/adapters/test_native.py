@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stretto.backends.adapters import Mix
+from stretto.backends.batch import Mix
 from stretto.backends.native import NativeBackend
 from stretto.backends.native_weights import narrowest
 from stretto.backends.reference import ReferenceBackend

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stretto import _native, kernels
-from stretto.backends.adapters import Mix
+from stretto.backends.batch import Mix
 from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache.cells import Cells

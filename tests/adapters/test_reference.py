@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stretto.backends.adapters import Mix
+from stretto.backends.batch import Mix
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache.cells import Cells
 from stretto.weights.adapters import read_adapter

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stretto.backends.native import NativeBackend
-from stretto.cache.snapshot_adapters import adapters_from
+from stretto.cache.snapshot_head import adapters_from
 from stretto.errors import SnapshotError
 from stretto.llm import LLM
 from stretto.testing import byte_tokenizer

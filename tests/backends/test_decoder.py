@@ -15,7 +15,7 @@ import pytest
 from random_weights import random_weights
 from stretto import _native
 from stretto.backends.native import NativeBackend
-from stretto.backends.native_spec import plain_spec
+from stretto.backends.native_weights import plain_spec
 from stretto.models.spec import Attention, Dense, ModelSpec, Norm, Rope, plain_layer
 from stretto.weights.formats import READABLE, Format, dequantize
 from tiny_models import tiny_file, tiny_spec
@@ -460,7 +460,7 @@ from stretto import _native
 def int32(*values):
     return np.array(values, np.int32)
 
-from stretto.backends.native_spec import plain_spec
+from stretto.backends.native_weights import plain_spec
 from stretto.models.spec import Attention, Dense, ModelSpec, Norm, plain_layer
 
 def decoder(n_cells=64, threads=1, **changes):

@@ -13,8 +13,7 @@ from stretto.engine import output
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.sampling import RandomStream
 from stretto.testing import mock_llm
-from stretto.text.reasoning import Format, Reasoning
-from stretto.text.splitter import block
+from stretto.text.reasoning import Format, Reasoning, block
 
 
 @pytest.fixture(scope="module")

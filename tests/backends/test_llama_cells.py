@@ -13,7 +13,7 @@ from stretto.backends.llama_library import NoSlot
 from stretto.backends.llamacpp import LlamaBackend
 from stretto.cache.cells import Cells
 from stretto.errors import CacheFull, Unsupported
-from stretto.models.bare import EMPTY_LAYER
+from stretto.models.missing import EMPTY_LAYER
 from stretto.models.spec import ModelSpec, Norm
 
 N_CELLS = 48

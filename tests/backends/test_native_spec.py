@@ -8,7 +8,7 @@ import pytest
 from stretto import _native, kernels
 from stretto.backends.batch import Batch
 from stretto.backends.native import NativeBackend
-from stretto.backends.native_spec import plain_spec
+from stretto.backends.native_weights import plain_spec
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache.cells import Cells
 from stretto.errors import Unsupported

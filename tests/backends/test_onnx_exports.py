@@ -5,8 +5,8 @@ from functools import cache
 import numpy as np
 import pytest
 
+from stretto.backends.base import BackendOptions
 from stretto.backends.batch import Batch
-from stretto.backends.registry import BackendOptions
 from stretto.cache.cells import Cells
 from stretto.errors import Unsupported
 

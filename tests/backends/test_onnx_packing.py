@@ -13,18 +13,16 @@ pytest.importorskip("onnx")
 import onnx
 
 from stretto import _native, kernels
+from stretto.backends.base import BackendOptions
 from stretto.backends.batch import Batch
 from stretto.backends.onnx import open_onnx, packing
-from stretto.backends.onnx.packing import open_packed
-from stretto.backends.onnx.products import find_products
+from stretto.backends.onnx.packing import find_products, open_packed
 from stretto.backends.onnx_session import Replacement, open_session
-from stretto.backends.registry import BackendOptions
 from stretto.cache.cells import Cells
 from stretto.errors import ModelError, RouteWarning, Unsupported
-from stretto.export.blocks import read_blocks
 from stretto.export.decoder import build
 from stretto.export.graph import DataFile, Graph
-from stretto.export.products import Products
+from stretto.export.products import Products, read_blocks
 from stretto.weights import formats
 from stretto.weights.formats import Format
 from stretto.weights.onnx import read_onnx

@@ -8,8 +8,8 @@ import pytest
 import stretto
 from param_names import named
 from same_results import same
+from stretto.backends.base import BackendOptions
 from stretto.backends.batch import Batch, Decoding
-from stretto.backends.registry import BackendOptions
 from stretto.cache.cells import Cells
 from stretto.errors import ModelError
 

@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
+from stretto.backends.base import BackendOptions
 from stretto.backends.batch import Batch
-from stretto.backends.registry import BackendOptions
 from stretto.cache.cells import Cells
 from stretto.errors import ModelError, Unsupported
 

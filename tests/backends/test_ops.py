@@ -13,7 +13,7 @@ import pytest
 from random_weights import FLOATS, HALVES_AT, put_halves, put_quarters
 from random_weights import random_weights as weights
 from stretto import _native
-from stretto.backends.native_spec import plain_spec
+from stretto.backends.native_weights import plain_spec
 from stretto.models.spec import ModelSpec, Norm
 from stretto.weights.formats import READABLE, Format, dequantize
 

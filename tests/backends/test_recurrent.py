@@ -12,8 +12,7 @@ import pytest
 
 from stretto.backends import reference
 from stretto.backends.batch import Batch
-from stretto.backends.oracle import recurrent
-from stretto.backends.reference import ReferenceBackend
+from stretto.backends.reference import ReferenceBackend, mixers
 from stretto.cache.cells import Cells
 from stretto.errors import InvalidRequest
 from tiny_models import answer, in_slots, text_batch, tiny_backend, tiny_file, tiny_spec, with_layers
@@ -192,7 +191,7 @@ def shows(backend, name):
 
 @pytest.mark.parametrize(("name", "changes"), each(MUTANTS))
 def test_an_error_in_a_recurrent_layer_shows(name, changes, monkeypatch):
-    source = inspect.getsource(recurrent)
+    source = inspect.getsource(mixers)
     for piece, planted in changes.items():
         assert source.count(piece) == 1
         source = source.replace(piece, planted)

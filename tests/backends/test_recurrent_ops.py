@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from stretto import _native
-from stretto.backends.oracle import recurrent
-from stretto.backends.oracle.layer import LayerWeights
+from stretto.backends.reference import mixers
+from stretto.backends.reference.layer import LayerWeights
 from stretto.models.mixers import Convolution, DeltaNet, Mamba2
 from stretto.models.parts import Norm
 
@@ -98,7 +98,7 @@ def test_a_convolution(kernels, kernel, channels, has_bias):
 
     found, state = check_bits(run, x)
     history = before.copy()
-    expected = recurrent.silu(recurrent.convolve(history, x, taps.T, bias if has_bias else None))
+    expected = mixers.silu(mixers.convolve(history, x, taps.T, bias if has_bias else None))
     assert close(found, expected)
     assert np.array_equal(state.reshape(history.shape), history)
 
@@ -117,7 +117,7 @@ def test_a_short_convolution(kernels, kernel, width):
         "shortconv.out_proj.weight": np.eye(width, dtype=np.float32),
     }
     mixer = Convolution(width, kernel)
-    expected, after = reference(recurrent.short_convolution, mixer, tensors, bcx, before.ravel())
+    expected, after = reference(mixers.short_convolution, mixer, tensors, bcx, before.ravel())
     assert close(found, expected)
     assert np.array_equal(state, after)
 
@@ -146,7 +146,7 @@ def test_a_delta_net(kernels, n_key, n_value, key_size, value_size, tiled, fused
         alpha = np.zeros((N, 0), np.float32)
 
     # The reference has the convolution too; here it sees its newest input only.
-    convolved = recurrent.silu(qkv)
+    convolved = mixers.silu(qkv)
 
     def run(parts, *given):
         *rows, state = given
@@ -164,7 +164,7 @@ def test_a_delta_net(kernels, n_key, n_value, key_size, value_size, tiled, fused
     }
     x = np.concatenate((qkv, gate, beta, alpha), axis=1)
     start = np.concatenate((np.zeros(3 * mixer.channels, np.float32), before.ravel()))
-    expected, after = reference(recurrent.delta_net, mixer, tensors, x, start)
+    expected, after = reference(mixers.delta_net, mixer, tensors, x, start)
     assert close(found, expected)
     assert close(
         scaled(state, n_value), as_tiles(after[3 * mixer.channels :].reshape(before.shape))[:-n_value]
@@ -191,7 +191,7 @@ def test_a_mamba2_layer(kernels, n_head, head_size, n_group, state_size, has_nor
             projected, a, d, bias, given, 1e-5, head_size, n_group, state_size, state, parts, kernels
         )
 
-    found, state = check_bits(run, np.concatenate((gate, recurrent.silu(xbc), dt), axis=1))
+    found, state = check_bits(run, np.concatenate((gate, mixers.silu(xbc), dt), axis=1))
     tensors = cut({"ssm_in": inner + channels + n_head}) | {
         "ssm_conv1d.weight": np.eye(1, 4, 3, dtype=np.float32).repeat(channels, axis=0),
         "ssm_a": a[:, None],
@@ -202,7 +202,7 @@ def test_a_mamba2_layer(kernels, n_head, head_size, n_group, state_size, has_nor
     }
     x = np.concatenate((gate, xbc, dt), axis=1)
     start = np.concatenate((np.zeros(3 * channels, np.float32), before.ravel()))
-    expected, after = reference(recurrent.mamba2, mixer, tensors, x, start)
+    expected, after = reference(mixers.mamba2, mixer, tensors, x, start)
     assert close(found, expected)
     expected = as_tiles(after[3 * channels :].reshape(before.shape).swapaxes(1, 2))[:-n_head]
     assert close(scaled(state, n_head), expected)

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stretto.backends.oracle.layer import LayerWeights
 from stretto.backends.reference import ReferenceBackend
+from stretto.backends.reference.layer import LayerWeights
 from stretto.models.rope import plain_frequencies
 from tiny_models import (
     NAMES,

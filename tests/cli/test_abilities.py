@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stretto.cli.chatting import completion
+from stretto.cli.chatting import keyboard
 from stretto.cli.generation import with_defaults
 from stretto.errors import PullError, Unsupported
 from stretto.tasks.loading import load_task
@@ -110,7 +110,7 @@ def test_a_chat_does_not_switch_to_a_model_that_cannot_chat(cli, monkeypatch):
 
 
 def test_a_chat_completes_models_that_can_chat():
-    names = {name for _, name in completion.models("")}
+    names = {name for _, name in keyboard.models("")}
     assert {"smollm2", "qwen2.5-coder-1.5b"} <= names
     assert not {"minilm", "u2net", "gemma3-270m"} & names
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from stretto import config
+from stretto.cli.chat import take
 from stretto.cli.chatting.commands import ALIASES, COMMANDS, KEYS
-from stretto.cli.chatting.loop import take
+from stretto.cli.chatting.conversation import Conversation
 from stretto.cli.chatting.session import Chat
-from stretto.cli.conversation import Conversation
 from stretto.testing import mock_llm
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "terminal.md"

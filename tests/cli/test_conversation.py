@@ -5,8 +5,8 @@ import json
 import pytest
 
 from stretto.cli.chatting import files
-from stretto.cli.chatting.looks import tree_rows, tree_text
-from stretto.cli.conversation import Conversation, Turn
+from stretto.cli.chatting.commands import tree_rows, tree_text
+from stretto.cli.chatting.conversation import Conversation, Turn
 from stretto.errors import InvalidRequest
 
 

@@ -8,8 +8,8 @@ import pytest
 from found_machine import FOUND
 from stretto import hardware
 from stretto.cli import app, main
-from stretto.cli.checks import broken_folders, checks
-from stretto.hardware import tuning
+from stretto.cli import doctor as tuning
+from stretto.cli.doctor import broken_folders, checks
 from stretto.loading.verbs import Verbs
 from stretto.testing import mock_llm
 from stretto.weights.hub import Store
@@ -59,11 +59,11 @@ def test_json_has_every_check(doctor):
 
 
 def test_advice_on_a_build_of_another_machine(machine, monkeypatch):
-    monkeypatch.setattr("stretto.cli.checks.available", lambda: ("portable",))
-    monkeypatch.setattr("stretto.cli.checks.left_out", lambda: ("avx2",))
+    monkeypatch.setattr("stretto.cli.doctor.available", lambda: ("portable",))
+    monkeypatch.setattr("stretto.cli.doctor.left_out", lambda: ("avx2",))
     slow = replace(machine, kernels="portable", kernel_sets=("portable",))
     assert "lacks avx2: `make clean chat`" in found(slow, "processor").advice
-    monkeypatch.setattr("stretto.cli.checks.available", lambda: ("avx512", "portable"))
+    monkeypatch.setattr("stretto.cli.doctor.available", lambda: ("avx512", "portable"))
     assert found(machine, "processor").advice == ""  # avx512 is as good as it gets here
 
 

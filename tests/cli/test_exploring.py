@@ -7,8 +7,7 @@ import pytest
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from stretto.cli.exploring.screen import explore, line_of, shown
-from stretto.cli.exploring.tree import Tree
+from stretto.cli.exploring import Tree, explore, line_of, shown
 from stretto.testing import END, mock_llm
 from terminals import Terminal
 

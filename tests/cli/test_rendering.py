@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from stretto.cli.chatting import screen as screens
-from stretto.cli.chatting.live import LiveLines
 from stretto.cli.chatting.markdown import blocks, final_blocks
+from stretto.cli.chatting.screen import LiveLines
 
 TEXT = """# A title
 

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from stretto.cli import prompts
-from stretto.cli.constraints import MAX_FILE_BYTES, constraint, text_or_file
 from stretto.cli.generation import Answer
 from stretto.cli.prompts import model_and_prompt, names_model
+from stretto.cli.run import MAX_FILE_BYTES, constraint, text_or_file
 from stretto.drafts import DraftModel
 from stretto.errors import InvalidRequest
 from stretto.testing import mock_llm

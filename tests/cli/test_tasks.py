@@ -8,7 +8,7 @@ import pytest
 from PIL import Image as Pillow
 
 from stretto import Image
-from stretto.cli import task_files
+from stretto.cli import tasks as task_files
 from stretto.errors import InvalidRequest
 from stretto.tasks import (
     Box,

@@ -8,7 +8,7 @@ import PIL.Image
 import pytest
 
 import terminals
-from stretto.cli.lines import HISTORY_LINES, LINE_CHARACTERS, LineFile
+from stretto.cli.chatting.keyboard import HISTORY_LINES, LINE_CHARACTERS, LineFile
 from tiny_vision import picture
 
 # Answers with what was asked, on one line: ⏎ for the end of a line.

@@ -12,9 +12,8 @@ from stretto.deploy import prompts
 from stretto.deploy.asks import BLOCK_BYTES, MAX_EXACT_BYTES, MAX_PARSED_BYTES, ask_of, bearer
 from stretto.deploy.environment import BUFFER_BYTES
 from stretto.deploy.holdings import Ask
-from stretto.deploy.prefixes import BLOCK_TOKENS, report, tenant_of, unpacked
+from stretto.deploy.prefixes import BLOCK_TOKENS, report, saved_key, tenant_of, unpacked
 from stretto.deploy.prompts import TextModel
-from stretto.deploy.saved import saved_key
 from stretto.testing import mock_llm
 
 STORY = "Once upon a time there was a mouse who lived behind the clock in the hall of an old house. "

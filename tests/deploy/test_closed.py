@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from live_cluster import live
-from stretto.deploy.closed import check_addresses
-from stretto.deploy.environment import client_environment, haproxy_environment, runtime_folder
+from stretto.deploy.environment import (
+    check_addresses,
+    client_environment,
+    haproxy_environment,
+    runtime_folder,
+)
 from stretto.errors import InvalidRequest
 
 

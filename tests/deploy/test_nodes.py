@@ -14,13 +14,13 @@ CLIENTS = 6
 SHAPE = ["--replicas", 2, "--threads", 1, "--set", "per_node=1", "--set", "cpus=1"]
 
 # With an address Ray takes this machine's own one for a client, and finds no node there.
-LOOPBACK = "from stretto.deploy.closed import stay_on_loopback; stay_on_loopback(); "
+LOOPBACK = "from stretto.deploy.environment import stay_on_loopback; stay_on_loopback(); "
 ON_LOOPBACK = [sys.executable, "-c", f"{LOOPBACK}from stretto.cli import main; main()"]
 
 # A process that holds a cluster: Ray reads its environment once. A line on stdin is a command.
 HOLD = """
 import os, signal, sys
-from stretto.deploy.closed import stay_on_loopback
+from stretto.deploy.environment import stay_on_loopback
 stay_on_loopback()
 from ray.cluster_utils import Cluster
 def node(**more):

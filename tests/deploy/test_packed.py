@@ -12,8 +12,8 @@ import pytest
 import stretto
 from live_cluster import live, replicas, visiting
 from stretto.backends.native import NativeBackend
+from stretto.weights.memory import Placement
 from stretto.weights.packed_file import PackedMatrix, open_packed, packed_file
-from stretto.weights.placement import Placement
 from tiny_models import FOLDER, N_CELLS, answer, text_logits, tiny_file, tiny_spec
 
 MODEL = FOLDER / "llama.gguf"

@@ -11,11 +11,11 @@ from stretto.deploy.prefixes import (
     chain,
     packed,
     report,
+    saved_key,
     seed,
     tenant_of,
     unpacked,
 )
-from stretto.deploy.saved import saved_key
 
 TEXT = "The quick brown fox jumps over the lazy dog, again and again, until the evening comes. " * 2
 ASK = {"model": "mock", "prompt": TEXT, "max_tokens": 4, "temperature": 0}

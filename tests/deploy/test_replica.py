@@ -7,8 +7,8 @@ import pytest
 
 from live_cluster import ask, body, live, replicas, visiting
 from serving import visiting as serving
+from stretto.deploy.application import Named
 from stretto.deploy.environment import BUFFER_BYTES
-from stretto.deploy.replica import Named
 
 ROUTED = {"/": "/", "/small": "/", "/small/health": "/health", "/health": "/health"}
 

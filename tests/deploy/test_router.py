@@ -16,10 +16,9 @@ from ray.serve.request_router import PendingRequest
 from stretto.deploy import router as module
 from stretto.deploy.asks import ask_of
 from stretto.deploy.holdings import Ask
-from stretto.deploy.known import KnownModels
 from stretto.deploy.prefixes import chain, packed, seed, tenant_of
 from stretto.deploy.prompts import TextModel
-from stretto.deploy.router import Ingress, PrefixRouter, configure
+from stretto.deploy.router import Ingress, KnownModels, PrefixRouter, configure
 from stretto.errors import InvalidRequest
 from stretto.testing import mock_llm
 
@@ -186,7 +185,7 @@ def known(monkeypatch):
     llm = mock_llm("Hi")
     found = KnownModels(lambda path: TextModel(llm.tokenizer, llm._template))
     found._models["mock"] = TextModel(llm.tokenizer, llm._template)
-    monkeypatch.setattr("stretto.deploy.known.MODELS", found)
+    monkeypatch.setattr("stretto.deploy.router.MODELS", found)
     return found
 
 

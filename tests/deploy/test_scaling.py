@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from live_cluster import ask, body, live, load, until, visiting
-from stretto.deploy.scaling import CELLS, REQUESTS, Pressure, load_of, needed
+from stretto.deploy.application import CELLS, REQUESTS, Pressure, load_of, needed
 
 
 def context(requests, cells, least=1, most=8, target=1):

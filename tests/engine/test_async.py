@@ -9,7 +9,7 @@ import pytest
 
 from stretto import Limits
 from stretto.errors import InvalidRequest, QueueFull
-from stretto.llm.making import new_batch
+from stretto.llm.texts import new_batch
 from stretto.testing import mock_llm
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stretto.errors import InvalidRequest
-from stretto.llm.making import new_branches
+from stretto.llm.texts import new_branches
 from stretto.testing import END, byte_tokenizer, mock_llm
 
 END_ID = byte_tokenizer().specials[END]

@@ -11,9 +11,8 @@ import pytest
 import stretto
 from stretto.engine.combinations import PARALLEL, REFUSALS, as_markdown
 from stretto.errors import ContextOverflow, InvalidRequest
-from stretto.sampling.measure import measure
 from stretto.sampling.sampler import choose
-from stretto.sampling.transforms import log_softmax
+from stretto.sampling.transforms import log_softmax, measure
 from stretto.testing import MockBackend, byte_tokenizer, mock_llm
 
 PERSON = {

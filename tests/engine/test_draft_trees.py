@@ -10,8 +10,8 @@ from param_names import named
 from stretto import DraftModel, Limits, PromptLookup
 from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
+from stretto.drafts.base import ROOT, DraftTree
 from stretto.drafts.lookup import Lookup
-from stretto.drafts.tree import ROOT, DraftTree
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.llm import LLM
 from stretto.testing import byte_tokenizer, mock_llm

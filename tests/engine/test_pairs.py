@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stretto.llm.pairs import Pairs
+from stretto.llm.encoder import Pairs
 from stretto.text.loading import load_tokenizer_folder
 from tiny_models import tiny_spec
 

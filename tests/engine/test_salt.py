@@ -8,7 +8,7 @@ import pytest
 import stretto
 from recurrent_mock import recurrent_llm
 from stretto.errors import InvalidRequest
-from stretto.llm.making import new_text
+from stretto.llm.texts import new_text
 from stretto.testing import mock_llm
 from tiny_vision import seeing_llm
 

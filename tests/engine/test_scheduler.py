@@ -9,7 +9,7 @@ from stretto import Limits
 from stretto.engine.limits import Pace
 from stretto.engine.sharing import RowCosts
 from stretto.errors import InvalidRequest, QueueFull
-from stretto.llm.making import new_batch
+from stretto.llm.texts import new_batch
 from stretto.testing import mock_llm
 
 

@@ -5,8 +5,7 @@ import pytest
 
 pytest.importorskip("onnx")
 
-from stretto.export.blocks import read_blocks, rounded
-from stretto.export.products import least_bits
+from stretto.export.products import least_bits, read_blocks, rounded
 from stretto.weights import formats
 from stretto.weights.formats import Format
 from stretto.weights.tensor import Tensor

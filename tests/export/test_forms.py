@@ -8,7 +8,7 @@ pytest.importorskip("onnxruntime")
 
 from onnx_exports import Past, text_rows, tiny_session
 from stretto.errors import Unsupported
-from stretto.export.checks import check
+from stretto.export.decoder import check
 from tiny_models import ALL, answer, text_logits, tiny_backend, tiny_spec
 
 FORMS = ["gqa", "plain", "cells"]

@@ -24,7 +24,7 @@ from stretto.text.template import ChatTemplate
 from stretto.vision.reading import read_vision_spec
 from stretto.weights.gguf import GGUF
 from stretto.weights.onnx import read_onnx
-from stretto.weights.safetensors_file import Shard
+from stretto.weights.safetensors import Shard
 from stretto.weights.writer import write_gguf
 
 DATA = Path(__file__).parents[1] / "data"

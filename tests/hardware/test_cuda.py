@@ -2,7 +2,7 @@
 
 import pytest
 
-from stretto.hardware.cuda import CudaDevice, ask
+from stretto.hardware.gpus import CudaDevice, ask
 
 
 class Library:

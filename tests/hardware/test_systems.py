@@ -8,7 +8,7 @@ import pytest
 from machines import server
 
 from stretto import hardware
-from stretto.hardware import cpu, files, gpus, mac
+from stretto.hardware import cpu, gpus, limits, mac
 from stretto.hardware.cpu import Cache
 from stretto.hardware.gpus import Gpu
 
@@ -32,7 +32,7 @@ def test_arm_tells_numbers(tree):
 
 @pytest.mark.parametrize("written", ["", "-", "0-", "a-b", "3,,4", "0-99999999999", "²", "0-1-2"])
 def test_lists_of_processors_that_are_none(written):
-    assert files.cpu_list(written) == frozenset()
+    assert limits.cpu_list(written) == frozenset()
 
 
 # -- macOS --

@@ -6,11 +6,12 @@ import pytest
 
 from strange_models import mamba, xverse
 from stretto.backends import llama_package
-from stretto.backends.registry import BackendOptions, serving
+from stretto.backends.base import BackendOptions
+from stretto.backends.registry import serving
 from stretto.loading import choose
 from stretto.loading.choose import gguf_candidates, route_by_tier
 from stretto.loading.open import list_alternatives
-from stretto.models.bare import bare_spec
+from stretto.models.missing import bare_spec
 from stretto.models.spec import ModelSpec
 from stretto.weights.gguf import GGUF
 from tiny_models import tiny_file, tiny_spec

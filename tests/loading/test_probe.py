@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from stretto.backends.options import BackendOptions
+from stretto.backends.base import BackendOptions
 from stretto.loading.choose import BAR, make_comparison
 from stretto.loading.describe import describe_file, open_tokenizer
 from stretto.loading.probe import DEVICE_WARM_STEPS, distance, measure

@@ -8,8 +8,7 @@ import pytest
 import stretto
 from stretto.errors import InvalidRequest
 from stretto.models import read_spec
-from stretto.models.parts import Norm
-from stretto.models.showing import short_repr
+from stretto.models.parts import Norm, short_repr
 from stretto.testing import mock_llm
 from stretto.weights.gguf import GGUF
 

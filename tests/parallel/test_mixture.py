@@ -6,7 +6,7 @@ import pytest
 from stretto._native import Mixture
 from stretto.backends.native import NativeBackend
 from stretto.errors import InvalidRequest
-from stretto.parallel.select import combine, distributions, pick, pick_from, select, temper
+from stretto.parallel.sets import combine, distributions, pick, pick_from, select, temper
 from tiny_models import tiny_file, tiny_spec
 
 

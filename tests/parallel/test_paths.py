@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stretto.errors import InvalidRequest
 from stretto.hooks import Guidance
 from stretto.parallel.lattice import Lattice
-from stretto.parallel.path import BestPath
+from stretto.parallel.output import BestPath
 from stretto.parallel.types import Member, ParallelStep
 from stretto.testing import END, byte_tokenizer, mock_llm
 

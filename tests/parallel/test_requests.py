@@ -16,7 +16,7 @@ from stretto.engine.params import SAMPLING_NAMES, Keywords
 from stretto.errors import InvalidRequest, QueueFull
 from stretto.hooks import Ban, Bias, Force, Guidance, HookRow, NativeHook, NoRepeat, Watcher
 from stretto.parallel import ParallelOptions, ParallelStep
-from stretto.parallel.held import HeldSteps
+from stretto.parallel.output import HeldSteps
 from stretto.testing import END, byte_tokenizer, mock_llm
 
 END_ID = byte_tokenizer().specials[END]

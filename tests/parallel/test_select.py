@@ -6,7 +6,7 @@ import pytest
 from stretto.errors import InvalidRequest
 from stretto.parallel import Bezier, Cosine, Linear
 from stretto.parallel.render import Loop, find_loop
-from stretto.parallel.select import combine, distributions, select, temper
+from stretto.parallel.sets import combine, distributions, select, temper
 from stretto.sampling.transforms import softmax
 
 P = np.array([0.1, 0.4, 0.25, 0.25])

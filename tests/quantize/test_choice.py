@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from stretto.errors import InvalidRequest
-from stretto.quantize.choice import choose_formats, fit_row, is_quantised
-from stretto.quantize.mixes import MIXES, find_format, find_mix
+from stretto.quantize.choice import MIXES, choose_formats, find_format, find_mix, fit_row, is_quantised
 from stretto.weights.formats import WRITABLE, Format
-from stretto.weights.made_metadata import make_metadata
+from stretto.weights.metadata import make_metadata
 from stretto.weights.tensor import Tensor
 
 

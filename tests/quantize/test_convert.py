@@ -11,11 +11,11 @@ from stretto.backends.native import NativeBackend
 from stretto.errors import InvalidRequest, ModelError
 from stretto.models import read_spec
 from stretto.quantize import convert_folder
-from stretto.quantize.vocabulary import tokenizer_keys
+from stretto.quantize.folder import tokenizer_keys
 from stretto.text.loading import load_tokenizer, load_tokenizer_folder
 from stretto.weights.formats import Format
 from stretto.weights.gguf import GGUF
-from stretto.weights.made_metadata import make_metadata
+from stretto.weights.metadata import make_metadata
 from tiny_models import text_logits
 
 DATA = Path(__file__).parent.parent / "data"

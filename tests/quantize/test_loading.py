@@ -11,7 +11,7 @@ from stretto.backends.native import NativeBackend
 from stretto.errors import InvalidRequest
 from stretto.models import read_spec
 from stretto.quantize import ImportanceMatrix, collect_importance, quantize_model
-from stretto.quantize.loading import QuantisedFile
+from stretto.quantize.model import QuantisedFile
 from stretto.weights.formats import Format
 from stretto.weights.gguf import GGUF
 from stretto.weights.writer import write_gguf

@@ -22,7 +22,7 @@ import stretto
 from serving import STRETTO, endless, serving
 from strange_models import llama
 from stretto import local
-from stretto.cli import main, remote, stop
+from stretto.cli import main, remote, servers
 from stretto.errors import InvalidRequest, StrettoError
 from stretto.server.settings import RequestLimits
 
@@ -442,7 +442,7 @@ def test_stop_signals_only_the_process_of_the_socket(monkeypatch):
     for module, name in ((os, "kill"), (os, "pidfd_open")):
         monkeypatch.setattr(module, name, lambda *args: pytest.fail("a signal was sent"), raising=False)
     with Pretender(about={"pid": 1}), pytest.raises(InvalidRequest, match="it is not stopped"):
-        stop.stop()
+        servers.stop()
 
 
 @pytest.mark.parametrize("error", [PermissionError, OSError(errno.ENOSYS, "not here"), AttributeError])
@@ -453,9 +453,9 @@ def test_stop_needs_no_descriptors_of_processes(monkeypatch, error):
     signals = []
     monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
     monkeypatch.setattr(os, "kill", lambda pid, number: signals.append((pid, number)))
-    monkeypatch.setattr(stop, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(servers, "PATIENCE_SECONDS", 0.0)
     with Pretender(about={"pid": os.getpid()}), pytest.raises(InvalidRequest, match="still runs"):
-        stop.stop()
+        servers.stop()
     assert signals == [(os.getpid(), signal.SIGTERM)]
 
 
@@ -465,7 +465,7 @@ def test_a_server_that_has_ended_meanwhile_is_stopped(monkeypatch, capsys):
 
     monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
     with Pretender(about={"pid": os.getpid()}):
-        stop.stop()
+        servers.stop()
     assert capsys.readouterr().out.startswith(f"stopped {os.getpid()}")
 
 

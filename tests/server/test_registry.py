@@ -6,7 +6,7 @@ import pytest
 
 from serving import TINY, endless, until, visiting
 from stretto.errors import InvalidRequest, ModelError
-from stretto.hardware.cuda import CudaDevice
+from stretto.hardware.gpus import CudaDevice
 from stretto.server import registry as registry_module
 from stretto.server.errors import ApiError
 from stretto.server.registry import Registry

@@ -9,7 +9,7 @@ import pytest
 from stretto import Grammar, InvalidGrammar
 from stretto.structured import Compiler
 from stretto.structured.checks import check_schema
-from stretto.structured.ecma import ecma_pattern
+from stretto.structured.patterns import ecma_pattern
 from stretto.structured.regular import matches
 from stretto.text.loading import load_tokenizer
 from vocabularies import bpe, metadata

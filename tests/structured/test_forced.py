@@ -4,7 +4,7 @@ import pytest
 
 from stretto import Grammar
 from stretto.engine.decoders.plain import MAX_FORCED_STEP
-from stretto.llm.making import new_text
+from stretto.llm.texts import new_text
 from stretto.testing import mock_llm
 
 LONG = "".join(f"{number:04} and so on; " for number in range(400))  # 6,400 tokens without a choice

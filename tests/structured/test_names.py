@@ -7,7 +7,7 @@ import pytest
 from stretto import Grammar, InvalidGrammar
 from stretto.structured import Compiler
 from stretto.structured.atoms import taken_apart
-from stretto.structured.strays import gathered
+from stretto.structured.normalised import gathered
 from stretto.text.loading import load_tokenizer
 from vocabularies import bpe, metadata
 

@@ -10,9 +10,9 @@ import pytest
 from stretto import Grammar
 from stretto.structured import Compiler
 from stretto.structured.checks import check_schema, parser_schema
-from stretto.structured.keys import with_surely_plain_keys
+from stretto.structured.quoting import with_surely_plain_keys
 from stretto.text.loading import load_tokenizer
-from stretto.tools.lark import json_value
+from stretto.tools.grammar import json_value
 from vocabularies import bpe, metadata
 
 TOKENIZER = load_tokenizer(metadata(bpe(specials=["<|im_end|>"])))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from stretto.errors import InvalidRequest
 from stretto.tasks import Box
-from stretto.tasks.images.boxes import check_share, detections, suppress, to_corners
+from stretto.tasks.images.base import check_share, detections, suppress, to_corners
 from stretto.tasks.model import Source
 
 coordinate = st.integers(0, 12)

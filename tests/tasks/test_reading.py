@@ -10,18 +10,17 @@ import pytest
 from real_tasks import open_real
 from stretto.errors import ModelError
 from stretto.tasks import Box
-from stretto.tasks.reading.crops import cut_line, resize
 from stretto.tasks.reading.geometry import (
     area_and_perimeter,
     convex_hull,
+    cut_line,
     grow,
     least_rectangle,
     order_corners,
+    resize,
 )
-from stretto.tasks.reading.order import levelled, page_order, reading_order
-from stretto.tasks.reading.ppocr import _prepared
-from stretto.tasks.reading.recognition import batches, decode, normalised, read_characters
-from stretto.tasks.reading.regions import find_lines, label_runs
+from stretto.tasks.reading.lines import find_lines, label_runs, levelled, page_order, reading_order
+from stretto.tasks.reading.ppocr import _prepared, batches, decode, normalised, read_characters
 
 DATA = Path(__file__).parent.parent / "data" / "tasks"
 

@@ -10,8 +10,7 @@ import pytest
 
 from stretto.errors import InvalidRequest
 from stretto.tasks.speech import wav
-from stretto.tasks.speech.resample import Resampler
-from stretto.tasks.speech.sound import open_sound
+from stretto.tasks.speech.sound import Resampler, open_sound
 from stretto.tasks.speech.wav import open_wav
 
 RAMP = np.linspace(-1, 0.99, 200).astype(np.float32)

@@ -12,8 +12,7 @@ from color_graphs import NAMES, constants, detector, square
 from stretto.errors import ModelError
 from stretto.tasks import Box
 from stretto.tasks.loading import load_task
-from stretto.tasks.yolo import read_names, read_size
-from stretto.tasks.yolo_heads import HEADS, count_cells, decode, recognize
+from stretto.tasks.yolo import HEADS, count_cells, decode, read_names, read_size, recognize
 
 # In a letterbox of 320 × 320 the image is twice as large, and 80 pixels are above it.
 SQUARE = (32, 8, 48, 24)  # from (64, 96) to (96, 128) there: a cell of 32 × 32

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.errors import InvalidRequest, ModelError
-from stretto.text.charsmap import check_charsmap
 from stretto.text.loading import load_tokenizer
+from stretto.text.unigram import check_charsmap
 from vocabularies import CONTROL, NORMAL, UNKNOWN, metadata
 
 DATA = Path(__file__).parent.parent / "data" / "tokenizers"

@@ -7,8 +7,7 @@ import pytest
 import stretto
 from stretto.errors import InvalidRequest, StrettoError
 from stretto.testing import byte_tokenizer
-from stretto.text.loading import make_template, template_source
-from stretto.text.named_templates import NAMED
+from stretto.text.loading import NAMED, make_template, template_source
 from stretto.text.template import ChatTemplate
 
 FOLDERS = Path(__file__).parent.parent / "data" / "folders"

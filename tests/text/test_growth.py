@@ -13,11 +13,9 @@ import pytest
 from tokenizers import Regex, pre_tokenizers
 
 from stretto.errors import StrettoError
-from stretto.text.budget import Budget, current
-from stretto.text.digits import PART_DIGITS, cut_digits
-from stretto.text.filters import FILTERS
-from stretto.text.guards import METHODS
-from stretto.text.pretokenizers import PRETOKENIZERS
+from stretto.text.guards import METHODS, Budget, current
+from stretto.text.pretokenizers import PART_DIGITS, PRETOKENIZERS, cut_digits
+from stretto.text.sandbox import FILTERS
 
 ENOUGH_SECONDS = 0.15  # below, times are not compared
 WORST_GROWTH = 10.0  # of the time, for four times the size

@@ -5,8 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import thinking
-from stretto.text.reasoning import FORMATS, find_format, find_reasoning
-from stretto.text.splitter import ANSWER, REASONING, START, Splitter, block
+from stretto.text.reasoning import (
+    ANSWER,
+    FORMATS,
+    REASONING,
+    START,
+    Splitter,
+    block,
+    find_format,
+    find_reasoning,
+)
 
 THINK = block("<think>", "</think>")
 

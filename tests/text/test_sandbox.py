@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from stretto.errors import InvalidRequest, ModelError
-from stretto.text.budget import Budget
+from stretto.text.guards import Budget
 from stretto.text.intake import Intake
 from stretto.text.sandbox import MAX_SOURCE_CHARACTERS, Program
 

@@ -6,9 +6,9 @@ import pytest
 import vocabularies
 from stretto.errors import InvalidRequest
 from stretto.llm import LLM
+from stretto.llm.prompts import fit_system
 from stretto.testing import MockBackend
 from stretto.text.bpe import BPETokenizer
-from stretto.text.systems import fit_system
 from stretto.text.template import ChatTemplate
 
 TAKES = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from stretto.errors import InvalidRequest, ModelError
 from stretto.text.loading import load_tokenizer
-from stretto.text.matcher import Matcher
-from stretto.text.tokenizer import CHUNK_CHARACTERS, chunks
+from stretto.text.tokenizer import CHUNK_CHARACTERS, Matcher, chunks
 from stretto.weights.gguf import GGUF
 from vocabularies import BYTE, CONTROL, NORMAL, bpe, metadata, spm
 

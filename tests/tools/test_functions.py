@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from stretto import InvalidRequest
 from stretto.testing import mock_llm
 from stretto.tools import call_grammar
-from stretto.tools.functions import describe_function
+from stretto.tools.check import describe_function
 
 MESSAGES = [{"role": "user", "content": "Is it cold in Oslo?"}]
 

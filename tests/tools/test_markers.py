@@ -8,8 +8,8 @@ from stretto.testing import MockBackend
 from stretto.text.bpe import BPETokenizer
 from stretto.text.reasoning import find_format
 from stretto.text.template import ChatTemplate
+from stretto.tools.following import CallReader
 from stretto.tools.format import CallFormat, bind
-from stretto.tools.reading import CallReader
 
 TOOLS = [{"name": "now", "parameters": {"type": "object", "properties": {"town": {"type": "string"}}}}]
 HELLO = [{"role": "user", "content": "Hi"}]

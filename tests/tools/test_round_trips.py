@@ -11,11 +11,11 @@ from call_families import FAMILIES, make
 from stretto.structured.compiler import Compiler
 from stretto.tools.check import check_tools
 from stretto.tools.finding import call_format
+from stretto.tools.following import CallReader
 from stretto.tools.format import MARKS, Tagged, is_mark
 from stretto.tools.grammar import required_calls
-from stretto.tools.reading import CallReader
+from stretto.tools.history import write_calls
 from stretto.tools.tag_reading import value_of
-from stretto.tools.writing import write_calls
 
 PARAMETERS = {
     "type": "object",

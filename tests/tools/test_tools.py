@@ -18,7 +18,7 @@ from stretto.text.template import ChatTemplate
 from stretto.tools import call_grammar, read_call
 from stretto.tools.check import check_tools
 from stretto.tools.finding import call_format
-from stretto.tools.reading import CallReader
+from stretto.tools.following import CallReader
 
 TEMPLATES = Path(__file__).parent.parent / "data" / "templates"
 CHATML = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]

@@ -7,11 +7,10 @@ import pytest
 
 import stretto
 from stretto.cli import main
+from stretto.cli.chat import take
 from stretto.cli.chatting import files
-from stretto.cli.chatting.loop import take
-from stretto.cli.chatting.pictures import find_images
-from stretto.cli.chatting.session import Chat
-from stretto.cli.conversation import Conversation
+from stretto.cli.chatting.conversation import Conversation
+from stretto.cli.chatting.session import Chat, find_images
 from tiny_vision import picture, seeing_llm
 
 SETTINGS = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}

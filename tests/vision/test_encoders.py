@@ -17,7 +17,7 @@ from stretto.vision.families import FAMILIES, pixtral
 from stretto.vision.families.base import squares
 from stretto.vision.families.qwen3vl import deepstack
 from stretto.vision.native import NativeEncoder
-from stretto.vision.preprocess import grid_of, normalise, prepare
+from stretto.vision.queue import grid_of, normalise, prepare
 from stretto.vision.reference import ReferenceEncoder
 from tiny_vision import (
     ENCODERS,

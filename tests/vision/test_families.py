@@ -10,7 +10,7 @@ from stretto.vision.chat import ImageMessages
 from stretto.vision.families import FAMILIES
 from stretto.vision.families.base import Run, Special, Text
 from stretto.vision.image import Image
-from stretto.vision.preprocess import grid_of, prepare
+from stretto.vision.queue import grid_of, prepare
 from tiny_vision import picture, seeing_llm, vision_answer, vision_spec
 
 

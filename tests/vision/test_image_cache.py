@@ -12,8 +12,7 @@ from safetensors.numpy import load_file
 
 import stretto
 from stretto import ImageCache, InvalidRequest
-from stretto.vision.cache import VectorCache
-from stretto.vision.folder import Folder
+from stretto.vision.cache import Folder, VectorCache
 from tiny_vision import NAMES, picture, seeing_llm
 
 GREEDY = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
@@ -203,7 +202,7 @@ def test_a_folder_that_cannot_be_used(tmp_path):
 WRITER = """
 import sys, random
 import numpy as np
-from stretto.vision.folder import Folder
+from stretto.vision.cache import Folder
 folder, rng = Folder(sys.argv[1], 12_000), random.Random(int(sys.argv[2]))
 hits = 0
 for _ in range(600):

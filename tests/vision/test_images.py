@@ -18,7 +18,7 @@ import pytest
 import stretto
 from stretto import Image, InvalidRequest
 from stretto.vision import decode, image
-from stretto.vision.preprocess import prepare
+from stretto.vision.queue import prepare
 from tiny_vision import NAMES, picture, seeing_llm, vision_spec
 
 ORIENTATION = 274

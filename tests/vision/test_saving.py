@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from stretto import InvalidRequest, SnapshotError
 from stretto.cache.items import ImageToken
 from stretto.cache.snapshot import Snapshot, SnapshotFile, write_snapshot
-from stretto.cache.snapshot_images import SavedImages
+from stretto.cache.snapshot_parts import SavedImages
 from stretto.engine.saving import expected_by
 from tiny_vision import NAMES, picture, seeing_llm
 

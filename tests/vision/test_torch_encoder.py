@@ -119,7 +119,7 @@ def test_a_language_model_sees_through_it(name):
 
 @pytest.mark.parametrize(("backend", "kind"), [("torch", "TorchEncoder"), ("reference", "ReferenceEncoder")])
 def test_the_encoder_is_on_the_device_of_the_language_model(backend, kind):
-    from stretto.backends.options import BackendOptions
+    from stretto.backends.base import BackendOptions
     from stretto.loading.choose import Alternative, Route
     from stretto.loading.images import ImageEncoder
     from stretto.vision.cache import ImageCache

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from stretto.weights.fingerprint import SAMPLE_BYTES
+from stretto.weights.files import SAMPLE_BYTES
 from stretto.weights.gguf import GGUF
 from stretto.weights.writer import write_gguf
 

@@ -14,14 +14,14 @@ from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
 from stretto.errors import ModelError, UnsupportedModel
 from stretto.models import read_spec
-from stretto.weights import safetensors_file
+from stretto.weights import safetensors
 from stretto.weights.folder import Folder, open_weights
 from stretto.weights.folders import KINDS
-from stretto.weights.folders.mxfp4 import MXFP4Tensor
+from stretto.weights.folders.quantised import MXFP4Tensor
 from stretto.weights.formats import Format
 from stretto.weights.gguf import GGUF
-from stretto.weights.made_tensor import Kept
-from stretto.weights.safetensors_file import Stored
+from stretto.weights.safetensors import Stored
+from stretto.weights.tensor import Kept
 from stretto.weights.writer import write_gguf
 from tiny_models import text_logits
 
@@ -368,12 +368,12 @@ def test_hostile_safetensors_are_refused(copied, data, message):
 )
 def test_a_head_of_a_million_tensors_is_counted_and_not_parsed(copied, monkeypatch, entry, message):
     folder = copied("mistral")
-    text = ("{" + entry * (safetensors_file.MAX_TENSORS + 1)).encode()
+    text = ("{" + entry * (safetensors.MAX_TENSORS + 1)).encode()
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
     parsed = []
-    monkeypatch.setattr(safetensors_file.json, "loads", lambda text: parsed.append(len(text)))
+    monkeypatch.setattr(safetensors.json, "loads", lambda text: parsed.append(len(text)))
     with pytest.raises(ModelError, match=message):
-        safetensors_file.Shard(folder / "model.safetensors")
+        safetensors.Shard(folder / "model.safetensors")
     assert parsed == []
 
 

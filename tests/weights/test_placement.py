@@ -15,8 +15,7 @@ from stretto.errors import InvalidRequest, ModelError
 from stretto.models import read_spec
 from stretto.weights.formats import READABLE
 from stretto.weights.gguf import GGUF
-from stretto.weights.memory import PACKED_BITS, Memory
-from stretto.weights.placement import RESERVE_BYTES, choose_placement
+from stretto.weights.memory import PACKED_BITS, RESERVE_BYTES, Memory, choose_placement
 from tiny_models import text_logits
 
 GB = 10**9

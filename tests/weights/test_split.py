@@ -14,9 +14,9 @@ from serving import STRETTO
 from stretto.backends.native import NativeBackend
 from stretto.errors import ModelError
 from stretto.models import read_spec
+from stretto.weights.files import part_name
 from stretto.weights.gguf import GGUF
 from stretto.weights.part import Part
-from stretto.weights.part_names import part_name
 from stretto.weights.writer import write_gguf, write_split
 
 METADATA = {"general.architecture": "llama", "general.name": "split"}

@@ -2,21 +2,162 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stretto.backends.adapters import Mix
-from stretto.backends.placement import Placement
-from stretto.backends.states import StateRows, state_rows
 from stretto.cache.cells import Cells
-from stretto.cache.checks import MAX_POSITION
+from stretto.cache.checks import MAX_POSITION, check_members
 from stretto.cache.lags import GridPlace, rotated_positions, set_lags
-from stretto.cache.slots import Moves
+from stretto.cache.slots import Group, Moves
 from stretto.errors import InvalidRequest
+from stretto.models.spec import ModelSpec
+from stretto.weights.adapters import LoRA, Pair
 
-__all__ = ["Batch", "Decoding", "Placement"]
+__all__ = ["Adapts", "Batch", "Decoding", "LoRA", "Mix", "Placement", "changes_of", "scales_of"]
+
+
+# The cells of a batch, as a backend gets them.
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The cells of a batch's tokens, and the cells that each token attends to.
+
+    Row i writes cell `cells[i]` and attends to the first `lengths[i]` entries of `views[view_of[i]]`
+    (in layers with a window: to those of them whose positions are near enough). In recurrent layers it
+    advances the state in slot `slots[i]`, in place; rows of one slot stand in order of position.
+    """
+
+    cells: Ints  # int32[n]
+    views: list[Ints]
+    view_of: Ints  # int32[n]
+    lengths: Ints  # int32[n]
+    table: Ints  # int32[n_cells], the position of every cell
+    rotated: Ints | None = None  # int32[n, 3] where they are not the positions (cache/lags.py)
+    slots: Ints | None = None  # int32[n]; None: the model has no recurrent layers
+    causal: Ints | None = None  # int32[n], the lengths if no row attended beyond its own position
+    sequences: list[int] | None = None  # whose views these are, for backends that keep views
+    edits: list[int] | None = None  # the number of each view's last edit (cache/views.py)
+
+
+# Which rows of a batch advance which recurrent state. For `Batch.place`, when the model has state slots.
+
+REMEDY = "give each sequence its tokens in order, one at each position, from the end of its cells on"
+
+
+@dataclass
+class StateRows:
+    """The groups of sequences that advance together, with their ends, and the group of each row."""
+
+    groups: list[Group] = field(default_factory=list)
+    group_of: list[int] = field(default_factory=list)
+
+
+def state_rows(sequences: Sequence[tuple[int, ...]], positions: Sequence[int], cells: Cells) -> StateRows:
+    """Group the rows of a batch by the state that they advance; `Unsupported` if that has no exact meaning.
+
+    The rows of a sequence must follow its last cell and each other. A row in several sequences advances the
+    state that they share, so all rows of these sequences must be in all of them.
+    """
+    assert cells.slots is not None
+    found: dict[tuple[int, ...], int] = {}  # the index of a group, by its sequences
+    ends: list[int] = []
+    members: list[tuple[int, ...]] = []
+    rows = StateRows()
+    for several, position in zip(sequences, positions, strict=True):
+        index = found.get(several)
+        if index is None:
+            key = tuple(check_members(tuple(sorted(several))))
+            index = found.get(key)
+            if index is None:
+                _check_group(key, members, cells)
+                index = found[key] = len(members)
+                members.append(key)
+                ends.append(cells.end(key[0]))
+            found[several] = index
+        if position != ends[index]:
+            raise cells.slots.unsupported(
+                f"a token at position {position} where the state stands at {ends[index]}", REMEDY
+            )
+        ends[index] += 1
+        rows.group_of.append(index)
+    rows.groups = list(zip(members, ends, strict=True))
+    return rows
+
+
+def _check_group(key: tuple[int, ...], others: list[tuple[int, ...]], cells: Cells) -> None:
+    """Raise unless some sequences share one state, or have none, and are in no other group."""
+    slots = cells.slots
+    assert slots is not None
+    states = {slots.state(sequence) for sequence in key}
+    if len(states) > 1 or any(not set(key).isdisjoint(other) for other in others):
+        raise slots.unsupported(f"a token in the sequences {list(key)}, which have different pasts", REMEDY)
+
+
+# Adapters in a batch: which rows are computed with which, and which matrices they change.
+
+
+@dataclass(frozen=True)
+class Mix:
+    """The adapters that a row is computed with and the scale of each, in order of their names.
+
+    `key` tells its K and V from those of other mixes: it has the fingerprints of the adapters, not their
+    names.
+    """
+
+    parts: tuple[tuple[str, float], ...]
+    key: str
+
+    def __str__(self) -> str:
+        return " + ".join(name if scale == 1 else f"{scale:g} × {name}" for name, scale in self.parts)
+
+
+@runtime_checkable
+class Adapts(Protocol):
+    """The part of a backend that computes rows with adapters (`Batch.mixes`)."""
+
+    def load_adapter(self, name: str, lora: LoRA) -> None:
+        """Have an adapter ready under a name that none has yet."""
+        ...
+
+    def unload_adapter(self, name: str) -> None:
+        """Free an adapter."""
+        ...
+
+
+def scales_of(mixes: Sequence[Mix | None]) -> dict[str, Floats]:
+    """Each adapter's scale for each row, float32[n], 0 where a row is without it; in order of their names.
+
+    A row's changes are added in that order, which is why it must not depend on the batch.
+    """
+    found: dict[str, Floats] = {}
+    for row, mix in enumerate(mixes):
+        for name, scale in mix.parts if mix is not None else ():
+            if name not in found:
+                found[name] = np.zeros(len(mixes), np.float32)
+            found[name][row] = scale
+    return dict(sorted(found.items()))
+
+
+def changes_of(spec: ModelSpec, pairs: Mapping[str, Pair]) -> dict[str, Pair]:
+    """The changes by the decoder's names: a matrix of the file may be several of the decoder's."""
+    parts: dict[str, list[str]] = {}
+    slices = spec.slices()
+    for name, at in slices.items():
+        parts.setdefault(at.tensor, []).append(name)
+    found: dict[str, Pair] = {}
+    for tensor, pair in pairs.items():
+        for name in parts.get(tensor, ()):
+            at = slices[name]
+            found[name] = pair.rows(at.first, at.first + at.rows)
+        if tensor not in parts:
+            found[tensor] = pair
+    return found
+
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]

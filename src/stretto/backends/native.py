@@ -14,16 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto import _native, kernels
-from stretto.backends.adapters import changes_of, scales_of
 from stretto.backends.base import Batch, Capabilities, Decoding, DeviceRow, FusedRun, LoRA
-from stretto.backends.native_spec import checked_spec
-from stretto.backends.native_weights import FLOATS, as_bytes, load_weights, narrowest
+from stretto.backends.batch import changes_of, scales_of
+from stretto.backends.native_weights import FLOATS, as_bytes, checked_spec, load_weights, narrowest
 from stretto.errors import InvalidRequest
 from stretto.models.spec import ModelSpec
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.sampler import WRONG, bias_arrays, history
 from stretto.weights.gguf import GGUF
-from stretto.weights.placement import Placement
+from stretto.weights.memory import Placement
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]

@@ -8,23 +8,64 @@ files larger than memory. With `repack="shared"` they are packed into a file tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stretto import _native, kernels
 from stretto.backends.matrices import Matrices, Rows
-from stretto.backends.native_spec import plain_spec
-from stretto.errors import ModelError
+from stretto.errors import ModelError, Unsupported
+from stretto.models.parts import Rope
 from stretto.models.spec import ModelSpec
 from stretto.weights.adapters import Pair
 from stretto.weights.formats import Format, quantize
 from stretto.weights.gguf import GGUF
+from stretto.weights.hub.store import Store
+from stretto.weights.packed_file import PackedMatrix, packed_file
 
-if TYPE_CHECKING:
-    from stretto.weights.packed_file import PackedMatrix
+# A model's spec as the native code takes it: dictionaries, which csrc/bind_config.cpp reads.
+
+
+def checked_spec(spec: ModelSpec) -> dict[str, Any]:
+    """The spec for the native code; `Unsupported` for a model that it cannot run."""
+    plain = plain_spec(spec)
+    try:
+        _native.check_spec(plain)
+    except ValueError as error:
+        raise Unsupported(
+            f"the native backend cannot run this model: {error}; backend='reference' may"
+        ) from error
+    return plain
+
+
+def plain_spec(spec: ModelSpec) -> dict[str, Any]:
+    """The spec for the native code: dictionaries, with each distinct rope once.
+
+    All fields are in it, so that the native code can refuse those it does not know.
+    """
+    ropes: list[Rope] = []
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Rope):
+            if value not in ropes:
+                ropes.append(value)
+            return ropes.index(value)
+        if is_dataclass(value):
+            named = {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+            return {"part": type(value).__name__} | named
+        return [plain(each) for each in value] if isinstance(value, tuple) else value
+
+    found: dict[str, Any] = plain(spec)
+    found["ropes"] = [
+        {field.name: getattr(rope, field.name) for field in fields(rope) if field.name != "by_length"}
+        for rope in ropes  # whose frequencies have been chosen by length
+    ]
+    return found
+
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -56,8 +97,6 @@ def load_weights(
     wanted = [(name, rows, columns) for name, rows, columns in tensors if columns]
     mapped: dict[str, PackedMatrix] = {}
     if is_shared:
-        from stretto.backends.shared_weights import shared_matrices
-
         packed = [shape for shape in wanted if repack and shape[0] not in looked_up]
         mapped = shared_matrices(file, lambda: _pack_apart(decoder.threads, file, spec, matrices, packed))
     formats = {}
@@ -133,3 +172,19 @@ def narrowest(numbers: Floats) -> tuple[int, Bytes]:
     if not (words & 0xFFFF).any():
         return Format.BF16.value, (words >> 16).astype(np.uint16).reshape(-1).view(np.uint8)
     return Format.F32.value, np.ascontiguousarray(numbers).reshape(-1).view(np.uint8)
+
+
+# Matrices of the native decoder that the processes of a machine share (`repack="shared"`).
+
+FOLDER = "packed"  # under the folder of all models
+
+
+def shared_matrices(
+    file: GGUF, make: Callable[[], Iterable[tuple[str, PackedMatrix]]]
+) -> dict[str, PackedMatrix]:
+    """The packed matrices of a model by name, mapped; packed now if no process has done it before."""
+    model, changed = file.files[0], 0
+    with suppress(OSError):  # the path may be gone, and the model is still mapped
+        changed = model.stat().st_mtime_ns
+    key = f"{_native.packed_version} {file.fingerprint()()} {changed} {file.quantised_as}"
+    return packed_file(Store.default().home / FOLDER, key, model, file.quantised_as, make).matrices

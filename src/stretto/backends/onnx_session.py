@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.options import AUTOMATIC, PROVIDERS
+from stretto.backends.base import AUTOMATIC, PROVIDERS
 from stretto.errors import InvalidRequest, ModelError, RouteWarning, Unsupported
 from stretto.weights.onnx import OnnxFile, OnnxLimits, files_stamp, read_onnx
 

@@ -22,15 +22,12 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from stretto import kernels
-from stretto.backends.base import Backend
-from stretto.backends.options import PROVIDERS
-from stretto.backends.options import BackendOptions as BackendOptions
+from stretto.backends.base import PROVIDERS, Backend, BackendOptions
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.models.spec import ModelSpec
 from stretto.models.summary import model_memory
 from stretto.weights.gguf import GGUF
-from stretto.weights.memory import memory
-from stretto.weights.placement import choose_placement
+from stretto.weights.memory import choose_placement, memory
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -11,7 +11,7 @@ free. The table defines the attention mask: a token attends to the cells of its 
 its own, so the backend gets a *view* (the sequence's cells in position order, within one position in order of
 token) and how many of them. Every operation updates the views.
 
-An edit that an exception interrupts, wherever that is, is undone before the next one (cache/edits.py).
+An edit that an exception interrupts, wherever that is, is undone before the next one (cache/state.py).
 
 With recurrent layers there are `slots` too, and a sequence's cells end where its state stands: removing its
 end takes it back to its last checkpoint, with its cells; copies end at one; other edits are `Unsupported`.

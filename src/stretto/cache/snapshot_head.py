@@ -8,16 +8,61 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.cache.snapshot_adapters import KEY as ADAPTERS
-from stretto.cache.snapshot_adapters import SavedAdapter, adapters_from, adapters_text
-from stretto.cache.snapshot_images import SavedImages
-from stretto.cache.snapshot_states import STATE_KEYS, SavedStates
+from stretto.cache.snapshot_parts import STATE_KEYS, SavedImages, SavedStates
 from stretto.errors import InvalidRequest, SnapshotError
+
+# The adapters that a saved sequence was computed with, as text of its head.
+
+KEY = "adapters"
+MAX_ADAPTERS = 16
+FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class SavedAdapter:
+    """One adapter of a sequence."""
+
+    name: str
+    scale: float
+    fingerprint: str
+
+
+def adapters_text(adapters: tuple[SavedAdapter, ...]) -> str:
+    """The adapters as text."""
+    return json.dumps([[one.name, one.scale, one.fingerprint] for one in adapters])
+
+
+def adapters_from(text: str, path: Path) -> tuple[SavedAdapter, ...]:
+    """The adapters that a text names; `SnapshotError` if it is none of ours."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list) or not 1 <= len(found) <= MAX_ADAPTERS or not all(map(_is_one, found)):
+        raise SnapshotError(f"{text[:80]!r} names no adapters", path=path, field=KEY)
+    return tuple(SavedAdapter(name, float(scale), fingerprint) for name, scale, fingerprint in found)
+
+
+def _is_one(entry: Any) -> bool:
+    if not isinstance(entry, list) or len(entry) != 3:
+        return False
+    name, scale, fingerprint = entry
+    return (
+        isinstance(name, str)
+        and len(name) <= 64
+        and isinstance(scale, (int, float))
+        and isfinite(scale)
+        and isinstance(fingerprint, str)
+        and FINGERPRINT.fullmatch(fingerprint) is not None
+    )
+
 
 Ints = NDArray[np.int32]
 
@@ -73,7 +118,7 @@ class Snapshot:
         if self.states is not None:
             fields |= self.states.metadata(states)
         if self.adapters:
-            fields[ADAPTERS] = adapters_text(self.adapters)
+            fields[KEY] = adapters_text(self.adapters)
         return {**fields, "checksum": _checksum(fields, self.tokens, self.positions)}
 
     @staticmethod
@@ -105,7 +150,7 @@ class Snapshot:
         has_states = metadata.get("version") == WITH_STATES
         keys = KEYS if images is None else KEYS | {"images"}
         keys = keys | STATE_KEYS if has_states else keys
-        keys = keys | {ADAPTERS} if ADAPTERS in metadata else keys
+        keys = keys | {KEY} if KEY in metadata else keys
         if metadata.keys() != keys:
             odd = ", ".join(sorted(metadata.keys() ^ keys))[:200]
             raise SnapshotError(f"damaged: keys are missing or too many: {odd}", path=path)
@@ -137,7 +182,7 @@ class Snapshot:
             fresh=number("fresh", 1) == 1,
             images=images,
             states=SavedStates.from_metadata(metadata, path) if has_states else None,
-            adapters=adapters_from(metadata[ADAPTERS], path) if ADAPTERS in metadata else (),
+            adapters=adapters_from(metadata[KEY], path) if KEY in metadata else (),
         )
 
     def check(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The command line: `stretto COMMAND …`, one file a command.
+"""The command line: `stretto COMMAND …`, one file a command or family of commands.
 
 Only the command that runs is imported, and it imports what it needs when it runs: this module is all that
 stands between Ctrl-C and a traceback while the others are imported.
@@ -92,7 +92,7 @@ def _interrupted() -> int:
 
 def _message(error: Exception) -> str:
     """The message of an error: our own, that of the command-line parser, or that this is a bug."""
-    from stretto.cli.unknown import renamed
+    from stretto.cli.help import renamed
     from stretto.errors import StrettoError
 
     if isinstance(error, StrettoError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,8 +12,13 @@ from typing import Annotated, Any
 import typer
 
 from stretto.cli import options as o
+from stretto.cli.chatting import commands
+from stretto.cli.chatting.commands import Leave, run_command
+from stretto.cli.chatting.notes import error, note, pairs
+from stretto.cli.chatting.session import Chat
+from stretto.cli.generation import check_text
 from stretto.cli.output import clean
-from stretto.errors import InvalidRequest
+from stretto.errors import ContextOverflow, InvalidRequest, StrettoError
 
 
 def chat(
@@ -49,13 +56,13 @@ def chat(
     the exit code 2.
     """
     from stretto.cli import kept
-    from stretto.cli.chatting import files, loop
+    from stretto.cli.chatting import files
+    from stretto.cli.chatting.conversation import Conversation
+    from stretto.cli.chatting.keyboard import piped
     from stretto.cli.chatting.notes import note
     from stretto.cli.chatting.screen import new_screen
     from stretto.cli.chatting.session import Chat
-    from stretto.cli.conversation import Conversation
     from stretto.cli.generation import open_llm, template_arguments, wants_stats, with_defaults
-    from stretto.cli.lines import piped
     from stretto.cli.prompts import model_and_files
 
     before = kept.last() if goes_on else None
@@ -110,14 +117,13 @@ def chat(
                     note(f"going on after {n} turn{'' if n == 1 else 's'}: {clean(before.title)[:60]}")
                 _talk(session)
             else:
-                loop.run(session, piped())
+                run(session, piped())
     if session.n_failed and not interactive:
         raise typer.Exit(2)
 
 
 def _talk(session: Any) -> None:
     """Chat at the keyboard."""
-    from stretto.cli.chatting import loop
     from stretto.cli.chatting.keyboard import no_echo, typed
     from stretto.cli.chatting.notes import note
     from stretto.cli.first_run import first_run_note
@@ -129,4 +135,66 @@ def _talk(session: Any) -> None:
     )
     first_run_note(session.model)
     session.quiet, session.tells_ends = no_echo, True
-    loop.run(session, typed(session, Store.default().home / "chat_history"))
+    run(session, typed(session, Store.default().home / "chat_history"))
+
+
+# The loop of a chat: lines in, turns and commands out. Errors are shown, and the chat goes on.
+
+# Not a path: those have a second slash or a dot.
+_COMMAND = re.compile(r"/([A-Za-z]+)(?:\s+(.*))?", re.DOTALL)
+
+
+def run(chat: Chat, lines: Iterable[str]) -> None:
+    """Handle lines until one of them ends the chat."""
+    for line in lines:
+        if not take(chat, line):
+            return
+
+
+def take(chat: Chat, line: str) -> bool:
+    """Handle a line; False if it ends the chat."""
+    try:
+        _handle(chat, check_text(line.strip()))
+    except Leave:
+        return False
+    except KeyboardInterrupt:
+        note("stopped before there was an answer; that turn is dropped")
+    except BrokenPipeError:  # the reader has gone
+        raise
+    except ContextOverflow as problem:
+        chat.n_failed += 1
+        _offer(chat, commands.explain(chat, problem.n_tokens or 0))
+    except Exception as problem:
+        chat.n_failed += 1
+        kind = "" if isinstance(problem, StrettoError) else f"{type(problem).__name__}: "
+        error(kind + str(problem))
+    return True
+
+
+def _handle(chat: Chat, text: str) -> None:
+    if text.startswith("//"):
+        _say(chat, text[1:])
+    elif match := _COMMAND.fullmatch(text):
+        before = chat.conversation.head
+        run_command(chat, match[1].lower(), match[2] or "")
+        if chat.waiting and chat.conversation.head is not before:  # there may be room now
+            chat.draft, chat.waiting = chat.waiting, ""
+    elif text:
+        _say(chat, text)
+
+
+def _say(chat: Chat, text: str) -> None:
+    chat.waiting = ""
+    chat.say(text)
+    if chat.is_full:
+        _offer(chat, "the context is full, so the answer ends here")
+
+
+def _offer(chat: Chat, why: str) -> None:
+    """Say that the context is full, and what can be done."""
+    found = commands.offers(chat)
+    error(f"{why}. What can be done:" if found else why)
+    if found:
+        pairs(found)
+    if found and chat.waiting:
+        note("your message waits, and comes back to the prompt when there may be room")

@@ -13,7 +13,7 @@ import typer
 
 from stretto.cli.help import Command, Group
 
-# Commands by the panel of the help page; each is in a module of its own name here.
+# Commands by the panel of the help page.
 PANELS = {
     "Language models": "chat run serve parallel tokenize",
     "Models on this machine": "models pull rm inspect",
@@ -26,6 +26,15 @@ GROUPS = ("bench", "config", "deploy", "export", "logs")  # have commands of the
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 NAMES = tuple(PANEL_OF)
 FUNCTIONS = {"eval": "eval_"}  # where the name is Python's own
+# Modules of several commands; others have a module of their own name here.
+FAMILIES = {
+    "models": "rm",
+    "perplexity": "eval score",
+    "quantize": "convert imatrix merge",
+    "servers": "ps stop",
+    "tasks": "classify detect embed read rerank segment transcribe",
+}
+MODULE_OF = {name: module for module, names in FAMILIES.items() for name in names.split()}
 
 
 def new_app(names: Iterable[str] = NAMES) -> typer.Typer:
@@ -40,7 +49,9 @@ def new_app(names: Iterable[str] = NAMES) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     for name in names:
-        found: Any = getattr(import_module(f"stretto.cli.{name}"), FUNCTIONS.get(name, name))
+        found: Any = getattr(
+            import_module(f"stretto.cli.{MODULE_OF.get(name, name)}"), FUNCTIONS.get(name, name)
+        )
         if name in GROUPS:
             app.add_typer(found, name=name, rich_help_panel=PANEL_OF[name])
         else:

@@ -214,7 +214,7 @@ def _whole_gpus(deployments: list[DeploySettings]) -> float:
     """GPUs that a cluster on this machine says it has: those that are here, where a replica asks for some."""
     if not any(settings.gpus for settings in deployments):
         return 0.0
-    from stretto.hardware.cuda import cuda_devices
+    from stretto.hardware.gpus import cuda_devices
 
     return float(len(cuda_devices()))
 

@@ -216,7 +216,7 @@ def _placement(need: Memory) -> str:
     """Where the weights would be if the model was loaded now with the default cache."""
     from stretto import hardware
     from stretto.errors import StrettoError
-    from stretto.weights.placement import choose_placement
+    from stretto.weights.memory import choose_placement
 
     try:
         return str(choose_placement("auto", need, "f16", 8192, hardware.free_memory()))

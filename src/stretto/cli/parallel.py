@@ -132,8 +132,7 @@ def _explore(llm: Any, prompt: str, width: int) -> None:
     """Walk through the tree of alternatives, then print the text that was reached."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise typer.BadParameter("it needs a terminal; leave it out in a pipe", param_hint="--explore")
-    from stretto.cli.exploring.screen import explore
-    from stretto.cli.exploring.tree import Tree
+    from stretto.cli.exploring import Tree, explore
     from stretto.cli.generation import printable
 
     typer.echo(prompt + printable(explore(Tree(llm, prompt, width))))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +13,7 @@ from stretto.cli import options as o
 
 if TYPE_CHECKING:
     from stretto.evaluation import Estimate, PerplexityReport
+
 
 MAX_TEXT_BYTES = 1 << 30
 
@@ -146,3 +149,116 @@ def figure(estimate: Estimate, digits: int = 4) -> str:
     if estimate.low is None or estimate.high is None:
         return f"{estimate.value:.{digits}f}"
     return f"{estimate.value:.{digits}f}  (95 %: {estimate.low:.{digits}f} to {estimate.high:.{digits}f})"
+
+
+# `stretto eval`: multiple choice by log-likelihood.
+
+
+def eval_(
+    name: o.Name = None,
+    task: Annotated[
+        str | None, typer.Argument(metavar="TASK.jsonl", help='Lines of {"context", "choices", "answer"}.')
+    ] = None,
+    model: o.Model = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first questions.")] = None,
+    delimiter: Annotated[str, typer.Option(help="What stands between a context and a choice.")] = " ",
+    cells: Annotated[int, typer.Option(min=64, max=1 << 24, help="The size of the cache in tokens.")] = 8192,
+    backend: o.Backend = "auto",
+    threads: o.Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer multiple-choice questions: the choice with the highest log-likelihood behind the context.
+
+    The normalised accuracy divides by the number of characters of a choice. Intervals are Wilson's, of 95 %.
+    """
+    from stretto import load
+    from stretto.cli.output import console, print_json, progress_bar
+    from stretto.cli.prompts import model_and_files
+    from stretto.cli.pull import pull_missing
+    from stretto.evaluation import multiple_choice, read_questions
+
+    model, (file,) = model_and_files((name, task), model, "eval [MODEL] TASK.jsonl")
+    questions = read_questions(Path(file), limit)
+    pull_missing(model)
+    with load(model, backend=backend, threads=threads, cells=cells) as llm, progress_bar() as bar:
+        check_generates(llm, model)
+        line = bar.add_task(Path(file).name, total=len(questions))
+        report = multiple_choice(
+            llm, questions, delimiter=delimiter, progress=lambda done: bar.update(line, completed=done)
+        )
+    if as_json:
+        print_json({"model": model, "task": file, **report.as_dict()})
+        return
+    out = console()
+    out.print(f"{len(questions):,} questions", soft_wrap=True)
+    out.print(f"accuracy             {figure(report.accuracy)}", soft_wrap=True)
+    out.print(f"normalised accuracy  {figure(report.accuracy_norm)}", soft_wrap=True)
+
+
+# `stretto score`: how probable a text is to a model, token by token.
+
+
+def score(
+    words: o.ModelAndText = None,
+    model: o.Model = None,
+    adapter: o.Adapter = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object.")] = False,
+    cells: o.Cells = 8192,
+    kv: o.Kv = "f16",
+    backend: o.Backend = "auto",
+    device: o.Device = "auto",
+    threads: o.Threads = None,
+    precision: o.Precision = "standard",
+    repack: o.Repack = "auto",
+) -> None:
+    """Show how probable each token of a text is, given those before it, and the text's perplexity.
+
+    One argument is the text, unless it is the name or path of a model; two are model and text.
+    """
+    from stretto.cli.adapters import load_adapters
+    from stretto.cli.first_run import default_model
+    from stretto.cli.generation import note, open_llm
+    from stretto.cli.output import clean, print_json
+    from stretto.cli.prompts import model_and_prompt, prompt_text
+
+    model, text = model_and_prompt(words or [], model)
+    content = prompt_text(text)
+    model = model or default_model()
+    with open_llm(
+        model,
+        backend=backend,
+        device=device,
+        threads=threads,
+        cells=cells,
+        kv=kv,
+        precision=precision,
+        repack=o.REPACK[repack],
+        verb="score",
+    ) as llm:
+        check_generates(llm, model)
+        mix = load_adapters(llm, adapter or [])
+        (tokens,) = llm.prompt_logprobs([content], adapter=mix or None)
+    facts = summary(tokens)
+    if as_json:
+        rows = [{"id": token.id, "text": token.text, "logprob": token.logprob} for token in tokens]
+        print_json({"model": model, **facts, "tokens": rows})
+        return
+    for token in tokens:
+        shown = "" if token.logprob is None else f"{token.logprob:9.4f}  {math.exp(token.logprob):7.2%}"
+        print(f"{shown:>18}  {clean(token.text)}")
+    note(
+        f"{facts['n_tokens']:,} tokens, log-probability {facts['logprob']:.4f}"
+        + (f", perplexity {facts['perplexity']:.4f}" if facts["perplexity"] is not None else "")
+    )
+
+
+def summary(tokens: Sequence[Any]) -> dict[str, Any]:
+    """The log-probability of all tokens behind the first, and the perplexity by them."""
+    logprobs = [token.logprob for token in tokens if token.logprob is not None]
+    total = math.fsum(logprobs)
+    mean = -total / len(logprobs) if logprobs else None
+    return {
+        "n_tokens": len(tokens),
+        "logprob": total,
+        "perplexity": math.exp(min(mean, 700.0)) if mean is not None else None,
+    }

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from stretto.cli import options as o
 from stretto.cli.options import aliased
 from stretto.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from stretto.quantize import Written
+
 
 Imatrix = Annotated[
     Path | None,
@@ -100,4 +102,153 @@ def show(written: Written) -> None:
 
     formats = ", ".join(f"{count} {name}" for name, count in sorted(written.formats.items()))
     line = f"{written.path}: {size(written.nbytes)} from {size(written.source_bytes)}; tensors: {formats}"
+    console().print(clean(line), soft_wrap=True)
+
+
+# `stretto convert`: a Hugging Face folder as a GGUF file.
+
+
+def convert(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A Hugging Face folder.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="The file to write.")],
+    mix: Annotated[
+        str | None,
+        typer.Option(
+            "--type", metavar="MIX", help="f16, bf16, f32, q4_k_m, … (default: as the folder, f16 or bf16)."
+        ),
+    ] = None,
+    imatrix: Imatrix = None,
+    tensor_type: TensorTypes = None,
+    pure: Pure = False,
+    threads: Threads = None,
+) -> None:
+    """Write a Hugging Face folder as a GGUF file that llama.cpp and others load.
+
+    The file appears when all of it is written; an interrupted command leaves nothing behind.
+    """
+    from stretto.cli.output import progress_bar
+    from stretto.quantize import convert_folder
+
+    with progress_bar() as bar:
+        task = bar.add_task(target.name, total=None)
+        written = convert_folder(
+            folder,
+            target,
+            mix,
+            imatrix=imatrix,
+            tensor_types=read_types(tensor_type),
+            pure=pure,
+            threads=threads,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    show(written)
+
+
+# `stretto imatrix`: how strong the inputs of a model's matrices are on a text, for `stretto quantize`.
+
+
+def imatrix(
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")],
+    name: o.Name = None,
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="A file of text like that the model is for.")
+    ] = None,
+    model: o.NeededModel = None,
+    chunk: Annotated[int, typer.Option(min=8, max=1 << 20, help="Tokens that are read together.")] = 512,
+    chunks: Annotated[
+        int | None, typer.Option(min=1, help="At most so many chunks (default: the whole text).")
+    ] = None,
+    threads: o.Threads = None,
+) -> None:
+    """Measure an importance matrix: run a model over a text, and write the mean squares of inputs.
+
+    The model is best in F16. The file has llama.cpp's form, and `stretto quantize --imatrix FILE` takes it,
+    or one of llama-imatrix.
+    """
+    from stretto import load
+    from stretto.cli.output import clean, console, progress_bar
+    from stretto.cli.prompts import model_and_files
+    from stretto.errors import InvalidRequest
+    from stretto.quantize import collect_importance
+    from stretto.weights import hub
+
+    usage = "imatrix MODEL TEXT"
+    model, (file,) = model_and_files((name, text), model, usage, has_default=False)
+    try:
+        content = Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{file} is not UTF-8: {error}", param="text", value=file) from None
+    path = hub.resolve(model, pull=False)
+    with (
+        load(path, backend="native", threads=threads, cells=chunk + 64, prefix_cache=False) as llm,
+        progress_bar() as bar,
+    ):
+        task = bar.add_task(out.name, total=None)
+        matrix = collect_importance(
+            llm,
+            path,
+            content,
+            dataset=Path(file).name,
+            chunk_tokens=chunk,
+            chunks=chunks,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    matrix.write(out)
+    line = f"{out}: {len(matrix.inputs)} tensors, {matrix.chunks} chunks of {matrix.chunk_tokens} tokens"
+    console().print(clean(line), soft_wrap=True)
+
+
+# `stretto merge`: a model with an adapter, as one file.
+
+
+def merge(
+    name: o.Name = None,
+    adapter: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ADAPTER", help="A LoRA adapter: a GGUF file or a PEFT folder; PATH=SCALE scales it."
+        ),
+    ] = None,
+    out: Annotated[str | None, typer.Argument(metavar="OUT", help="The GGUF file to write.")] = None,
+    model: o.NeededModel = None,
+    dtype: Annotated[
+        Literal["auto", "f16", "f32"],
+        typer.Option(
+            "--type", help="Of changed matrices; auto: f32 where the model has f32 or bf16, else f16."
+        ),
+    ] = "auto",
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+) -> None:
+    """Write a model with an adapter merged into its weights.
+
+    Matrices that the adapter changes become float16 or float32, all others stay as they are. A merge that is
+    interrupted leaves nothing behind.
+    """
+    from stretto.cli.adapters import read_scaled
+    from stretto.cli.output import clean, console, progress_bar, size
+    from stretto.cli.prompts import model_and_files
+    from stretto.errors import InvalidRequest
+    from stretto.models import read_spec
+    from stretto.models.summary import target_of
+    from stretto.weights import hub
+    from stretto.weights.adapters import read_adapter
+    from stretto.weights.adapters.merging import merge_adapter
+    from stretto.weights.gguf import GGUF
+
+    usage = "merge MODEL ADAPTER OUT"
+    model, (adapter, target) = model_and_files((name, adapter, out), model, usage, has_default=False)
+    file_out = Path(target)
+    source, (path, scale) = hub.resolve(model, pull=False), read_scaled(adapter)
+    if source.is_dir():
+        raise InvalidRequest(f"{source} is a folder; merge takes a GGUF file")
+    with GGUF(source) as file, progress_bar("{task.completed}/{task.total} matrices") as bar:
+        lora = read_adapter(path, target_of(read_spec(file)))
+        task = bar.add_task(clean(model), total=len(lora.pairs))
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        merge_adapter(file, lora, file_out, scale=scale, dtype=dtype, replace=force, progress=show)
+    nbytes = file_out.stat().st_size
+    line = f"{file_out}: {len(lora.pairs)} matrices changed, rank {lora.rank}, {size(nbytes)}"
     console().print(clean(line), soft_wrap=True)

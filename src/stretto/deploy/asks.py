@@ -13,9 +13,8 @@ from hashlib import blake2b
 from typing import Any
 
 from stretto.deploy.holdings import Ask
-from stretto.deploy.prefixes import KEY_BYTES, block_keys, chain, seed, tenant_of
+from stretto.deploy.prefixes import KEY_BYTES, block_keys, chain, saved_key, seed, tenant_of
 from stretto.deploy.prompts import TextModel
-from stretto.deploy.saved import saved_key
 
 MAX_EXACT_BYTES = 256 << 10  # of a body whose tokens are made; they take about 1 ms for each 10 KB
 MAX_PARSED_BYTES = 2 << 20  # of a body that is parsed at all

@@ -21,8 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from stretto.deploy import require_ray
-from stretto.deploy.closed import check_cluster, stay_on_loopback
-from stretto.deploy.environment import client_environment, cluster_environment, runtime_folder
+from stretto.deploy.environment import (
+    check_cluster,
+    client_environment,
+    cluster_environment,
+    runtime_folder,
+    stay_on_loopback,
+)
 from stretto.deploy.head import STATE_FILE
 from stretto.deploy.settings import DEPLOYMENT, DeploySettings
 from stretto.errors import InvalidRequest, ModelError, StrettoError

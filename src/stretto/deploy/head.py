@@ -16,8 +16,7 @@ import sys
 import threading
 from pathlib import Path
 
-from stretto.deploy.closed import stay_on_loopback
-from stretto.deploy.environment import KEY_HEADER, SESSION_VARIABLE
+from stretto.deploy.environment import KEY_HEADER, SESSION_VARIABLE, stay_on_loopback
 
 STATE_FILE = "cluster.json"
 OBJECT_STORE_BYTES = 100 << 20  # nothing large goes through it

@@ -18,9 +18,11 @@ import asyncio
 import json
 import logging
 import os
+import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -29,11 +31,69 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 from starlette.types import Receive, Scope, Send
 
-from stretto.deploy import known
 from stretto.deploy.asks import ask_of, bearer
 from stretto.deploy.environment import KEY_HEADER, SESSION_VARIABLE
 from stretto.deploy.holdings import PICK_SECONDS, Ask, Holdings
 from stretto.deploy.policy import Policy, PrefixPolicy, RoundRobin
+from stretto.deploy.prompts import TextModel
+
+# The tokenizers of the models that replicas report, loaded beside the router.
+#
+# Only the head of a model's file is read. Where a router's machine does not have the file, texts stand for
+# tokens (`stretto.deploy.asks`), and the router says so once.
+
+MAX_MODELS = 64
+
+
+class KnownModels:
+    """Tokenizers by the names of models; loading is done by a thread, and requests do not wait for it."""
+
+    def __init__(self, opener: Callable[[str], TextModel] = TextModel.open) -> None:
+        self._open = opener
+        self._files: dict[str, tuple[str, int]] = {}  # path and size, of all that were tried
+        self._models: dict[str, TextModel] = {}
+        self.is_salted = False  # API keys share no prefixes
+
+    def reported(self, report: object) -> None:
+        """Take the models that a report names."""
+        facts = report if isinstance(report, Mapping) else {}
+        self.is_salted = facts.get("salted") is True
+        models = facts.get("models")
+        for name, file in (models if isinstance(models, Mapping) else {}).items():
+            if (
+                _is_file(name, file)
+                and self._files.get(name) != tuple(file)
+                and len(self._files) < MAX_MODELS
+            ):
+                self._files[name] = (file[0], file[1])
+                threading.Thread(target=self._load, args=(name, file[0]), daemon=True).start()
+
+    def ready(self) -> Mapping[str, TextModel]:
+        """Those that are loaded."""
+        return self._models
+
+    def _load(self, name: str, path: str) -> None:
+        try:
+            self._models = {**self._models, name: self._open(path)}
+        except Exception as error:
+            log.warning("requests for %s are routed by their text, not by tokens: %s", name, error)
+
+
+# Of all deployments that this process routes to. Reached through this module: Ray may pickle the router's by
+# value, and then its classes have globals of their own.
+MODELS = KnownModels()
+
+
+def _is_file(name: object, file: object) -> bool:
+    return (
+        isinstance(name, str)
+        and isinstance(file, (tuple, list))
+        and len(file) == 2
+        and isinstance(file[0], str)
+        and isinstance(file[1], int)
+        and Path(file[0]).is_absolute()
+    )
+
 
 TEXT_PICK_SECONDS = 600.0  # that keys count which no replica reports
 MAX_BODY = 16 << 20
@@ -86,7 +146,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray may not be insta
             if report and report is not self._taken.get(name):
                 self._taken[name] = report
                 self._holdings.reported(name, report, now)
-                known.MODELS.reported(report)
+                MODELS.reported(report)
 
 
 def asked(pending: PendingRequest | None) -> Ask:
@@ -148,8 +208,8 @@ class Ingress:
         session = headers.get(SESSION_HEADER, "")
         tenant = b""
         if SESSION_HEADER == KEY_HEADER:  # then it is no session
-            session, tenant = "", bearer(session) if known.MODELS.is_salted else b""
-        return ask_of(data, known.MODELS.ready(), session, tenant)
+            session, tenant = "", bearer(session) if MODELS.is_salted else b""
+        return ask_of(data, MODELS.ready(), session, tenant)
 
     async def _choose(self, ask: Ask) -> str:
         async with self._handle.choose_replica(ask, _reserve=False) as chosen:

@@ -10,9 +10,8 @@ cells after it are removed. A rejected token costs time and changes nothing. A d
 `DraftTree`: that one pass computes all of them, and sampling goes down the branch that it happens to follow.
 """
 
-from stretto.drafts.base import BranchProposer, Drafter, Guesser, Proposer
+from stretto.drafts.base import BranchProposer, Drafter, DraftTree, Guesser, Proposer
 from stretto.drafts.lookup import PromptLookup
 from stretto.drafts.model import DraftModel
-from stretto.drafts.tree import DraftTree
 
 __all__ = ["BranchProposer", "DraftModel", "DraftTree", "Drafter", "Guesser", "PromptLookup", "Proposer"]

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from stretto.cache.radix import common
 from stretto.errors import CacheFull, ContextOverflow, InvalidRequest
-from stretto.sampling.measure import measure
 from stretto.sampling.params import check_integer, check_number
+from stretto.sampling.transforms import measure
 from stretto.text.tokenizer import Tokenizer
 
 

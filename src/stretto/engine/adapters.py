@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stretto.backends.base import Adapts, Backend, LoRA, Mix
-from stretto.cache.snapshot_adapters import SavedAdapter
+from stretto.cache.snapshot_head import SavedAdapter
 from stretto.engine.track import Track
 from stretto.errors import InvalidRequest, SnapshotError, Unsupported
 from stretto.sampling.params import check_number

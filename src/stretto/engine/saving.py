@@ -11,8 +11,7 @@ from stretto.cache.cells import Cells
 from stretto.cache.items import ImageToken
 from stretto.cache.lags import rotated_positions, set_lags
 from stretto.cache.snapshot import Bytes, Expected, SavedStates, Snapshot, SnapshotFile, write_snapshot
-from stretto.cache.snapshot_images import SavedImages
-from stretto.cache.snapshot_states import MAX_STATES
+from stretto.cache.snapshot_parts import MAX_STATES, SavedImages
 from stretto.engine.runner import Runner
 from stretto.engine.track import Track
 from stretto.errors import Unsupported

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from copy import copy
 
 from stretto.text.detokenizer import Detokenizer
-from stretto.text.reasoning import Reasoning
-from stretto.text.splitter import Piece
+from stretto.text.reasoning import Piece, Reasoning
 
 
 class Thoughts:

@@ -15,7 +15,7 @@ from stretto.backends.base import Batch, DeviceRow, Draw, Mask, Mix
 from stretto.cache.cells import Cells
 from stretto.cache.items import ImageToken, bare
 from stretto.cache.prefix import COMMON, CacheKey, Domain
-from stretto.drafts.tree import NO_DRAFT, ROOT, DraftTree
+from stretto.drafts.base import NO_DRAFT, ROOT, DraftTree
 from stretto.engine import images
 from stretto.engine.checkpoints import Checkpoints
 from stretto.engine.rows import Row, Rows

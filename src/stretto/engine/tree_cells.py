@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from stretto.backends.base import Batch
 from stretto.cache.cells import Cells
-from stretto.drafts.tree import DraftTree
+from stretto.drafts.base import DraftTree
 
 
 def open_lanes(cells: Cells, sequence: int, lanes: Sequence[int]) -> tuple[int, ...]:

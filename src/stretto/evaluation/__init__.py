@@ -7,10 +7,9 @@ For `stretto perplexity` and `stretto eval`, and for programs of your own (stret
 """
 
 from stretto.evaluation.choices import ChoiceReport, Question, multiple_choice, read_questions
-from stretto.evaluation.perplexity import Comparison, PerplexityReport, perplexity
-from stretto.evaluation.plot import plot_windows
+from stretto.evaluation.perplexity import Comparison, PerplexityReport, perplexity, plot_windows
+from stretto.evaluation.reading import Window, half_scored_windows, strided_windows
 from stretto.evaluation.statistics import Estimate
-from stretto.evaluation.windows import Window, half_scored_windows, strided_windows
 
 __all__ = [
     "ChoiceReport",

@@ -19,10 +19,9 @@ import onnx
 
 from stretto.errors import InvalidRequest
 from stretto.export import configs
-from stretto.export.checks import check
-from stretto.export.decoder import FORMS, PRECISIONS, Progress, build
+from stretto.export.decoder import FORMS, PRECISIONS, Progress, build, check
+from stretto.export.forms import GQA_HEAD_SIZES
 from stretto.export.graph import DataFile
-from stretto.export.past import GQA_HEAD_SIZES
 from stretto.export.tokenizer import Document, tokenizer_config, tokenizer_json
 from stretto.models import ModelSpec, read_spec
 from stretto.text.loading import load_tokenizer

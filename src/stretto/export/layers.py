@@ -3,18 +3,162 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from stretto.export.graph import MICROSOFT, Graph
-from stretto.export.norms import Norms
-from stretto.export.products import Products
-from stretto.export.rope import Ropes, row_order
-from stretto.export.weights import Floats, Weights
+from stretto.export.products import Floats, Order, Products, Weights, halves_order
 from stretto.models.feed_forward import Dense
 from stretto.models.mixers import Attention
-from stretto.models.parts import Norm
+from stretto.models.parts import Norm, Rope, Temperature
+
+# Norms: ONNX Runtime's operators, or the standard ones they consist of.
+
+
+class Norms:
+    """Adds norms to a graph. `prefix` is that of the layer whose tensors a norm names."""
+
+    def __init__(self, graph: Graph, weights: Weights, plain: bool) -> None:
+        self._graph = graph
+        self._weights = weights
+        self._plain = plain
+
+    def apply(self, norm: Norm | None, x: str, prefix: str, width: int) -> str:
+        """x [batch, n, width], normalised along its last axis; x itself where there is no norm."""
+        if norm is None:
+            return x
+        weight, bias = self._tensors(norm, prefix, width)
+        return self._normalised(norm, x, prefix + norm.name, weight, bias)
+
+    def add_and_apply(
+        self, norm: Norm | None, x: str, addend: str | None, prefix: str, width: int
+    ) -> tuple[str, str]:
+        """(norm(x + addend), x + addend), in one operator where there is one."""
+        if addend is None:
+            return self.apply(norm, x, prefix, width), x
+        if norm is None or norm.kind != "rms" or self._plain:
+            x = self._graph.op("Add", [x, addend])
+            return self.apply(norm, x, prefix, width), x
+        weight, _ = self._tensors(norm, prefix, width)
+        key = prefix + norm.name
+        both = self._graph.op_many(
+            "SkipSimplifiedLayerNormalization",
+            [x, addend, self._graph.constant(f"{key}.weight", weight)],
+            [f"{key}.out", "", "", f"{key}.sum"],
+            domain=MICROSOFT,
+            epsilon=norm.eps,
+        )
+        return both[0], both[3]
+
+    def apply_heads(
+        self, norm: Norm | None, x: str, prefix: str, heads: int, size: int, order: Order | None
+    ) -> str:
+        """x [batch, n, heads × size], normalised over what the norm says; `order` is that of its numbers."""
+        if norm is None:
+            return x
+        graph, key = self._graph, prefix + norm.name
+        if norm.over == "all":
+            weight, bias = self._tensors(norm, prefix, heads * size)
+            if order is not None:
+                weight, bias = weight[order], None if bias is None else bias[order]
+            return self._normalised(norm, x, key, weight, bias)
+        y = graph.reshape(x, 0, 0, heads, size)
+        # Of one head, with weights that all share, or [heads, size]: multiplied with afterwards.
+        weight, bias = self._tensors(norm, prefix, size)
+        if order is not None:
+            weight = weight[..., order[:size]]
+            bias = None if bias is None else bias[..., order[:size]]
+        if norm.over == "head":
+            y = self._normalised(norm, y, key, weight, bias)
+        else:
+            y = self._normalised(norm, y, f"{key}.each", np.ones(size, np.float32), None)
+            y = graph.op("Mul", [y, graph.constant(f"{key}.weight", weight)])
+            if bias is not None:
+                y = graph.op("Add", [y, graph.constant(f"{key}.bias", bias)])
+        return graph.reshape(y, 0, 0, heads * size)
+
+    def _tensors(self, norm: Norm, prefix: str, width: int) -> tuple[Floats, Floats | None]:
+        weight = np.ones(width, np.float32)
+        if norm.weight:
+            weight = self._weights.vector(prefix + norm.weight_name)
+        return weight, self._weights.vector(f"{prefix}{norm.name}.bias") if norm.bias else None
+
+    def _normalised(self, norm: Norm, x: str, key: str, weight: Floats, bias: Floats | None) -> str:
+        """x, normalised along its last axis."""
+        graph = self._graph
+        w = graph.constant(f"{key}.weight", weight)
+        if norm.kind == "layer":
+            inputs = [x, w] + ([] if bias is None else [graph.constant(f"{key}.bias", bias)])
+            return graph.op("LayerNormalization", inputs, axis=-1, epsilon=norm.eps)
+        if not self._plain:
+            return graph.op("SimplifiedLayerNormalization", [x, w], axis=-1, epsilon=norm.eps)
+        mean = graph.op("ReduceMean", [graph.op("Mul", [x, x]), graph.integers(-1)], keepdims=1)
+        root = graph.op("Sqrt", [graph.op("Add", [mean, graph.number(norm.eps)])])
+        return graph.op("Mul", [graph.op("Div", [x, root]), w])
+
+
+# Rotary positions, from tables of cosines and sines: exact at every position, whatever the scaling.
+#
+# Numbers of a pair stand in two halves of a head: rows of matrices with adjacent pairs are put in that
+# order (`halves_order`).
+
+
+class Ropes:
+    """Adds rotations to a graph."""
+
+    def __init__(self, graph: Graph, context: int, plain: bool) -> None:
+        self._graph = graph
+        self._context = context
+        self._plain = plain
+        self._known: dict[Rope, str] = {}
+
+    def tables(self, rope: Rope) -> tuple[str, str]:
+        """float32[context, pairs]: cosines and sines of every position, times the magnitude."""
+        key = self._known.setdefault(rope, f"rope.{len(self._known)}")
+        if not self._graph.has(f"{key}.cos"):
+            angles = rope.angles(np.arange(self._context))
+            for name, table in (("cos", np.cos(angles)), ("sin", np.sin(angles))):
+                self._graph.constant(f"{key}.{name}", (table * rope.magnitude).astype(np.float32))
+        return f"{key}.cos", f"{key}.sin"
+
+    def rotate(self, rope: Rope, x: str, positions: str, heads: int, size: int) -> str:
+        """x [batch, n, heads × size], rotated by positions [batch, n]."""
+        if self._plain:
+            return self._rotate_plainly(rope, x, positions, heads, size)
+        rotated = 2 * len(rope.frequencies)
+        part: dict[str, Any] = {} if rotated == size else {"rotary_embedding_dim": rotated}
+        cos, sin = self.tables(rope)
+        inputs = [x, positions, cos, sin]
+        return self._graph.op("RotaryEmbedding", inputs, domain=MICROSOFT, num_heads=heads, **part)
+
+    def _rotate_plainly(self, rope: Rope, x: str, positions: str, heads: int, size: int) -> str:
+        graph, pairs = self._graph, len(rope.frequencies)
+        # [batch, n, 1, pairs]: the same for all heads
+        cos, sin = (
+            graph.shared("Unsqueeze", [graph.shared("Gather", [table, positions]), graph.integers(2)])
+            for table in self.tables(rope)
+        )
+        sizes = [pairs, pairs] + ([size - 2 * pairs] if size > 2 * pairs else [])
+        a, b, *rest = graph.split(graph.reshape(x, 0, 0, heads, size), sizes)
+        first = graph.op("Sub", [graph.op("Mul", [a, cos]), graph.op("Mul", [b, sin])])
+        second = graph.op("Add", [graph.op("Mul", [a, sin]), graph.op("Mul", [b, cos])])
+        return graph.reshape(graph.op("Concat", [first, second, *rest], axis=-1), 0, 0, heads * size)
+
+    def heat(self, temperature: Temperature, q: str, positions: str) -> str:
+        """Queries [batch, n, width], times the factor of their positions."""
+        graph = self._graph
+        steps = np.floor((np.arange(self._context) + temperature.offset) / temperature.length)
+        table = (1 + temperature.slope * np.log1p(steps)).astype(np.float32)[:, None]
+        name = f"temperature.{temperature.slope}.{temperature.length}.{temperature.offset}"
+        return graph.op("Mul", [q, graph.shared("Gather", [graph.constant(name, table), positions])])
+
+
+def row_order(rope: Rope | None, heads: int, size: int) -> Order | None:
+    """The order that rows of queries or keys are taken in; None: as they are."""
+    if rope is None or rope.pairs == "halves":
+        return None
+    return halves_order(heads, size, len(rope.frequencies))
 
 
 class Form(Protocol):

@@ -20,8 +20,8 @@ from typing import Any
 from stretto import kernels
 from stretto.hardware import cpu, gpus, limits, mac, speed
 from stretto.hardware.cpu import Cache
-from stretto.hardware.files import ROOT
 from stretto.hardware.gpus import Gpu
+from stretto.hardware.limits import ROOT
 from stretto.hardware.speed import Bandwidth, IntegerPeak, Rate, Speed
 
 __all__ = ["Bandwidth", "Cache", "Gpu", "Hardware", "IntegerPeak", "Rate", "probe", "usable_cores"]

@@ -9,8 +9,8 @@ from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from stretto.hardware import files
-from stretto.hardware.files import ROOT
+from stretto.hardware import limits
+from stretto.hardware.limits import ROOT
 
 CPUS = "sys/devices/system/cpu"
 
@@ -77,12 +77,12 @@ class Cpu:
 
 def read(root: Path = ROOT) -> Cpu:
     """Read it from /proc and /sys."""
-    blocks = files.blocks(root / "proc/cpuinfo")
+    blocks = limits.blocks(root / "proc/cpuinfo")
     # Some kernels put facts about the whole machine into a block of its own, at the end.
     first: dict[str, str] = {}
     for block in reversed(blocks):
         first |= block
-    processors = files.cpu_list(files.text(root / CPUS / "online")) or frozenset(_processors(blocks))
+    processors = limits.cpu_list(limits.text(root / CPUS / "online")) or frozenset(_processors(blocks))
     vendor, name = _vendor_and_name(first)
     architecture = platform.machine() or "unknown"
     flags = f"{first.get('flags', '')} {first.get('Features', '')}".split()
@@ -104,12 +104,12 @@ def cores_among(cpus: Set[int] | None, root: Path = ROOT) -> int | None:
     """
     groups = {}
     for path in (root / CPUS).glob("cpu[0-9]*"):
-        siblings = files.text(path / "topology/core_cpus_list")
-        siblings = siblings or files.text(path / "topology/thread_siblings_list")
+        siblings = limits.text(path / "topology/core_cpus_list")
+        siblings = siblings or limits.text(path / "topology/thread_siblings_list")
         if siblings and path.name[3:].isdigit():
             groups[int(path.name[3:])] = siblings
     if not groups:
-        processors = _processors(files.blocks(root / "proc/cpuinfo"))
+        processors = _processors(limits.blocks(root / "proc/cpuinfo"))
         groups = {
             number: f"{block.get('physical id')} {block['core id']}"
             for number, block in processors.items()
@@ -125,13 +125,13 @@ def caches(root: Path = ROOT) -> tuple[Cache, ...]:
     """The caches for data. Those that several processors share are counted once."""
     sizes: dict[str, tuple[int, set[str]]] = {}
     for path in sorted((root / CPUS).glob("cpu[0-9]*/cache/index[0-9]*")):
-        level, kind = files.number(path / "level"), files.text(path / "type")
-        size = re.fullmatch(r"(\d{1,12})([KMG]?)", files.text(path / "size") or "", re.ASCII)
+        level, kind = limits.number(path / "level"), limits.text(path / "type")
+        size = re.fullmatch(r"(\d{1,12})([KMG]?)", limits.text(path / "size") or "", re.ASCII)
         if not level or not size or kind not in ("Data", "Unified"):
             continue
         nbytes = int(size[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[size[2]]
         name = "L1d" if level == 1 else f"L{level}"
-        shared = files.text(path / "shared_cpu_list") or path.parts[-3]
+        shared = limits.text(path / "shared_cpu_list") or path.parts[-3]
         largest, owners = sizes.get(name, (0, set()))
         sizes[name] = max(largest, nbytes), owners | {shared}
     return tuple(

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 _FIELDS = "name,memory.total,memory.free,driver_version"
 _COMMAND = ("nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
@@ -56,3 +61,85 @@ def parse(output: str) -> tuple[Gpu, ...]:
 
 def _mebibytes(word: str) -> int | None:
     return int(word) * 2**20 if word.isascii() and word.isdigit() and len(word) < 12 else None
+
+
+# The GPUs that CUDA programs of this process see, asked of NVIDIA's management library: torch takes
+# seconds.
+#
+# Asking it starts nothing: a process that did may fork, and its children use CUDA. `CUDA_VISIBLE_DEVICES`
+# counts, as it does for the programs. A machine without the library, or without a driver, has none.
+
+_TEXT_BYTES = 96
+_LIBRARY = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
+
+
+@dataclass(frozen=True)
+class CudaDevice:
+    """A GPU: its memory in bytes, and its compute capability, as (9, 0)."""
+
+    name: str
+    memory_total: int
+    capability: tuple[int, int]
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+@lru_cache(maxsize=1)
+def cuda_devices() -> tuple[CudaDevice, ...]:
+    """The visible devices, in order.
+
+    >>> cuda_devices()
+    (CudaDevice(name='NVIDIA H200', memory_total=150754820096, capability=(9, 0)),)
+    """
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return ()
+    return ask(library, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def ask(library: Any, visible: str | None = None) -> tuple[CudaDevice, ...]:
+    """The devices by the library; `visible` is a list of numbers or UUIDs, None for all of them."""
+    count = ctypes.c_uint()
+    try:
+        if library.nvmlInit_v2() or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            return ()
+        found = [_device(library, index) for index in range(count.value)]
+    except AttributeError:  # a library of that name that is another one
+        return ()
+    known = [each for each in found if each is not None]
+    return tuple(device for _, device in (known if visible is None else _chosen(known, visible)))
+
+
+def _device(library: Any, index: int) -> tuple[str, CudaDevice] | None:
+    """A device with its UUID; None if it does not answer."""
+    handle, memory = ctypes.c_void_p(), _Memory()
+    name, uuid = (ctypes.create_string_buffer(_TEXT_BYTES) for _ in range(2))
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    failed = (
+        library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
+        or library.nvmlDeviceGetName(handle, name, _TEXT_BYTES)
+        or library.nvmlDeviceGetUUID(handle, uuid, _TEXT_BYTES)
+        or library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+        or library.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
+    )
+    if failed:
+        return None
+    words = name.value.decode("utf-8", "replace")
+    return uuid.value.decode("utf-8", "replace"), CudaDevice(words, memory.total, (major.value, minor.value))
+
+
+def _chosen(known: list[tuple[str, CudaDevice]], visible: str) -> list[tuple[str, CudaDevice]]:
+    """Those that the variable names; from the first one on that is none, CUDA sees no more."""
+    chosen = []
+    for word in visible.split(","):
+        word = word.strip()
+        if word.isdecimal() and int(word) < len(known):
+            chosen.append(known[int(word)])
+        elif word.startswith("GPU-") and (named := [each for each in known if each[0].startswith(word)]):
+            chosen.append(named[0])
+        else:
+            break
+    return chosen

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.errors import StrettoError
-from stretto.hardware.files import ROOT
+from stretto.hardware.limits import ROOT
 from stretto.weights.files import atomic_write, read_records
 
 FILE = "hardware.json"

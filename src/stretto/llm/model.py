@@ -31,10 +31,9 @@ from stretto.engine.sequence import new_sequence, restored_sequence, step_all
 from stretto.engine.table import CellTable
 from stretto.errors import InvalidRequest
 from stretto.llm.base import EngineModel
-from stretto.llm.making import new_runs
 from stretto.llm.prompts import Prompt, prompt_ids
 from stretto.llm.scoring import Adapter, Scoring
-from stretto.llm.texts import Texts, is_list
+from stretto.llm.texts import Texts, is_list, new_runs
 from stretto.loading.choose import Route
 from stretto.options.documenting import documented
 from stretto.options.generating import CACHE_SALT, SAMPLING
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from stretto.backends.base import Pooling
     from stretto.engine.params import SamplingOptions
     from stretto.parallel import ParallelOptions, ParallelStream, ParallelText
-    from stretto.parallel.aio import AsyncParallelStream
+    from stretto.parallel.stream import AsyncParallelStream
     from stretto.structured import Compiled, Grammar, Guide
     from stretto.vision.vision import Vision
 
@@ -217,7 +216,7 @@ class LLM(Texts, Scoring, EngineModel):
         self, prompt: Any, options: Options | None = None, *, stream: bool = False, **keywords: Any
     ) -> Awaitable[ParallelText | list[ParallelText]] | AsyncParallelStream:
         """As `parallel`, to await; with `stream=True` for `async for`. Leaving or cancelling it ends it."""
-        from stretto.parallel.aio import AsyncParallelStream, outcomes
+        from stretto.parallel.stream import AsyncParallelStream, outcomes
 
         whole, engine, chosen = is_list(prompt), self._engine, combined(options, keywords)
         if not stream:
@@ -323,7 +322,7 @@ class LLM(Texts, Scoring, EngineModel):
         >>> llm.load_adapter("pirate", "pirate.gguf")
         >>> llm.generate("Hello", adapter="pirate")
         """
-        from stretto.models.adapting import target_of
+        from stretto.models.summary import target_of
         from stretto.weights.adapters import read_adapter
 
         adapters = self._engine.runner.adapters
@@ -341,7 +340,7 @@ class LLM(Texts, Scoring, EngineModel):
         >>> llm.load_steering("calm", {12: direction})
         >>> llm.generate("Hello", adapter={"calm": 4.0})
         """
-        from stretto.models.adapting import target_of
+        from stretto.models.summary import target_of
         from stretto.weights.adapters.steering import make_steering
 
         adapters = self._engine.runner.adapters
@@ -354,7 +353,7 @@ class LLM(Texts, Scoring, EngineModel):
 
     def save_steering(self, path: str | os.PathLike[str], vectors: Mapping[int, Any]) -> None:
         """Write vectors by layer as a GGUF file, which `load_adapter` and llama.cpp read."""
-        from stretto.models.adapting import target_of
+        from stretto.models.summary import target_of
         from stretto.weights.adapters.steering import write_steering
 
         write_steering(path, vectors, target_of(self.spec))

@@ -2,20 +2,169 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Sequence as Seq
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from stretto.cache.items import ImageLike, is_image
 from stretto.engine import Engine
-from stretto.errors import InvalidRequest
-from stretto.llm.final import before_end, begun_reasoning, with_end
-from stretto.text.arguments import check_arguments, with_reasoning
+from stretto.errors import InvalidRequest, StrettoError
+from stretto.text.arguments import FIELDS, check_arguments, with_reasoning
 from stretto.text.parts import with_known_parts
 from stretto.text.reasoning import find_format
-from stretto.text.systems import fit_system
 from stretto.text.template import ChatTemplate, no_template
 from stretto.text.tokenizer import Tokenizer
+
+# Conversations that end within a message of the assistant: the model goes on where its text ends.
+#
+# The text gets a mark at its end, and what the template writes from the mark on is left out. So whatever a
+# template does with the text before it (reasoning, white space), the prompt is what the model has seen
+# there.
+
+MARK = "\u2063stretto\u2063end\u2063"  # between invisible separators; the last one found is ours
+
+
+def with_end(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages, with a mark at the end of the last one's text, or of its reasoning if it has no text."""
+    last = messages[-1] if isinstance(messages, (list, tuple)) and messages else None
+    text = last.get("content") if isinstance(last, Mapping) else None
+    name = begun_reasoning(messages)
+    if isinstance(last, Mapping) and name and _is_answer(last):
+        return [*messages[:-1], {**last, "content": "", name: last[name] + MARK}]
+    if not isinstance(last, Mapping) or not isinstance(text, str) or not _is_answer(last):
+        raise InvalidRequest(
+            "the last message cannot be continued: it has to be one of the assistant, with a text and "
+            "without tool calls",
+            param="messages",
+        )
+    return [*messages[:-1], {**last, "content": text + MARK}]
+
+
+def begun_reasoning(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The field of the reasoning with which a conversation ends; empty if it ends with anything else."""
+    last = messages[-1] if isinstance(messages, (list, tuple)) and messages else None
+    if not isinstance(last, Mapping) or last.get("content"):
+        return ""
+    return next((name for name in FIELDS if last.get(name) and isinstance(last[name], str)), "")
+
+
+def _is_answer(message: Mapping[str, Any]) -> bool:
+    return message.get("role") == "assistant" and not message.get("tool_calls")
+
+
+def before_end(parts: Sequence[Any]) -> list[Any]:
+    """The parts of a rendered conversation before the mark."""
+    for at in range(len(parts) - 1, -1, -1):
+        if isinstance(part := parts[at], str) and MARK in part:
+            text = part[: part.rindex(MARK)]
+            return [*parts[:at], *([text] if text else [])]
+    raise InvalidRequest(
+        "this model's chat template does not write the last message as it is, so it cannot be continued",
+        param="messages",
+    )
+
+
+# System messages that a template drops or refuses: they become part of the first turn of the user.
+#
+# Found by rendering a short conversation with a system message, once for each template.
+
+Messages = Sequence[Mapping[str, Any]]
+
+SYSTEM = ("system", "developer")
+_MARK = "stretto_system_text"
+_takes: WeakKeyDictionary[ChatTemplate, dict[tuple[str, bool], bool]] = WeakKeyDictionary()
+
+
+def fit_system(template: ChatTemplate, messages: Messages, has_tools: bool = False) -> Messages:
+    """Messages in which no system message is lost.
+
+    A developer's message is a system message where the template knows no developers.
+    """
+    if not isinstance(messages, (list, tuple)) or not any(map(_is_system, messages)):
+        return messages
+    if not _takes_role(template, "developer", has_tools):
+        messages = [{**message, "role": "system"} if _is_system(message) else message for message in messages]
+    if _takes_role(template, "system", has_tools) and not _loses_after_tools(template, messages, has_tools):
+        return messages
+    return merged(messages)
+
+
+def merged(messages: Messages) -> Messages:
+    """Messages with each system message at the start of the next turn of the user.
+
+    >>> merged([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}])
+    [{'role': 'user', 'content': 'Be brief.\\n\\nHi'}]
+    """
+    found: list[Mapping[str, Any]] = []
+    waiting: list[str] = []
+    for message in messages:
+        if _is_system(message):
+            waiting.append(_text(message.get("content")))
+        elif waiting and message.get("role") == "user":
+            found.append({**message, "content": _after("\n\n".join(waiting), message.get("content"))})
+            waiting = []
+        else:
+            found.append(message)
+    if waiting:  # nobody speaks after it
+        found.append({"role": "user", "content": "\n\n".join(waiting)})
+    return found
+
+
+def _takes_role(template: ChatTemplate, role: str, has_tools: bool) -> bool:
+    """Whether a template writes a message of a role."""
+    known = _takes.setdefault(template, {})
+    if (role, has_tools) not in known:
+        messages = [{"role": role, "content": _MARK}, {"role": "user", "content": "x"}]
+        tools = [{"type": "function", "function": _FUNCTION}] if has_tools else None
+        try:
+            known[role, has_tools] = _MARK in template.render(messages, tools=tools)
+        except StrettoError:
+            known[role, has_tools] = False
+    return known[role, has_tools]
+
+
+_FUNCTION = {"name": "f", "description": "x", "parameters": {"type": "object", "properties": {}}}
+
+
+def _loses_after_tools(template: ChatTemplate, messages: Messages, has_tools: bool) -> bool:
+    """Whether a template that takes system messages drops them where a tool has spoken last."""
+    if messages[-1].get("role") != "tool":
+        return False
+    known = _takes.setdefault(template, {})
+    if ("tool", has_tools) not in known:
+        call = {"id": "Stretto01", "type": "function", "function": {"name": "f", "arguments": {}}}
+        turns: list[dict[str, Any]] = [
+            {"role": "system", "content": _MARK},
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "name": "f", "tool_call_id": "Stretto01", "content": "x"},
+        ]
+        tools = [{"type": "function", "function": _FUNCTION}] if has_tools else None
+        try:
+            known["tool", has_tools] = _MARK not in template.render(turns, tools=tools)
+        except StrettoError:
+            known["tool", has_tools] = False
+    return known["tool", has_tools]
+
+
+def _is_system(message: object) -> bool:
+    return isinstance(message, Mapping) and message.get("role") in SYSTEM
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, (list, tuple)):
+        parts = [part.get("text", "") if isinstance(part, Mapping) else part for part in content]
+        return "\n".join(part for part in parts if isinstance(part, str))
+    return content if isinstance(content, str) else ""
+
+
+def _after(text: str, content: Any) -> Any:
+    """The content of a message with a text before it."""
+    if isinstance(content, (list, tuple)):
+        return [{"type": "text", "text": f"{text}\n\n"}, *content]
+    return f"{text}\n\n{content}" if content else text
+
 
 Parts = tuple[str | ImageLike, ...]
 OnePrompt = str | list[int] | Parts

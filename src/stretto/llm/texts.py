@@ -2,26 +2,124 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
 
 from stretto.engine import Engine, Request, Result, Sequence
-from stretto.engine.branch import Branches
+from stretto.engine.branch import Branches, branching
+from stretto.engine.branch import new_branches as branches_of
+from stretto.engine.branch import new_text as text_of
 from stretto.engine.options import Options, combined
+from stretto.engine.params import RequestParams, request_params
+from stretto.engine.sequence import track_in
 from stretto.engine.stream import TextStream
 from stretto.engine.worker import Worker
 from stretto.errors import InvalidRequest
-from stretto.llm.making import new_batch, new_branches, new_text
-from stretto.llm.prompts import Message, OnePrompt, Parts, Prompt, conversation_ids, known_template
+from stretto.llm.prompts import (
+    Message,
+    OnePrompt,
+    Parts,
+    Prompt,
+    conversation_ids,
+    known_template,
+    prompt_ids,
+)
 from stretto.options.documenting import documented
 from stretto.options.generating import CACHE_SALT, CHAT, GENERATE, STREAM
 from stretto.options.refusing import check_backend
 from stretto.text.arguments import thinking_arguments
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from stretto.parallel import Run
+
+
+# From prompts and options to requests of the engine; combinations without a meaning are refused here.
+
+
+def new_text(engine: Engine, prompt: Prompt | Sequence, options: Mapping[str, Any]) -> Request[Any]:
+    """A request for one text."""
+    how, rest = branching(options)
+    if not how.plain:
+        raise InvalidRequest("a stream gives one text; n, best_of and beams are for generate", param="n")
+    params = _params(engine, rest)
+    return text_of(engine, _start_of(engine, prompt, params), params)
+
+
+def new_branches(engine: Engine, prompt: Prompt | Sequence, options: Mapping[str, Any]) -> Branches:
+    """Requests for the texts of one prompt."""
+    return new_batch(engine, [prompt], options)[0]
+
+
+def new_batch(engine: Engine, prompts: Iterable[Any], options: Mapping[str, Any]) -> list[Branches]:
+    """Requests for the texts of several prompts, all or none; their options are checked once."""
+    how, rest = branching(options)
+    params = _params(engine, rest)
+    if how.best_of is not None:
+        params = replace(params, scored=True)
+    made: list[Branches] = []
+    try:
+        for prompt in prompts:
+            made.append(branches_of(engine, _start_of(engine, prompt, params), params, how))
+    except BaseException:
+        _cancel(engine, [branches.requests[0] for branches in made])
+        raise
+    return made
+
+
+def new_runs(engine: Engine, prompts: Iterable[Any], options: Mapping[str, Any]) -> list[Run]:
+    """Parallel runs, one for each prompt, all or none."""
+    from stretto.parallel import new_run, parallel_params
+
+    run, params = parallel_params(options, engine.runner.spec.n_vocab)
+    params = _compiled(engine, params)
+    made: list[Run] = []
+    try:
+        for prompt in prompts:
+            made.append(new_run(engine, _start_of(engine, prompt, params), run, params))
+    except BaseException:
+        _cancel(engine, made)
+        raise
+    return made
+
+
+def _cancel(engine: Engine, requests: Iterable[Request[Any]]) -> None:
+    with engine.lock:
+        for request in requests:
+            request.cancel()
+
+
+def _start_of(engine: Engine, prompt: Prompt | Sequence, params: RequestParams) -> list[int] | Sequence:
+    """Token ids, or a sequence of this model."""
+    if not isinstance(prompt, Sequence):
+        return prompt_ids(engine, prompt, params.cache_salt)
+    track_in(engine, prompt)
+    return prompt
+
+
+def _params(engine: Engine, options: Mapping[str, Any]) -> RequestParams:
+    params = request_params(options, engine.runner.spec.n_vocab)
+    if params.fused:
+        engine.backend.capabilities.require("fused", engine.backend.name)
+    return _compiled(engine, params)
+
+
+def _compiled(engine: Engine, params: RequestParams) -> RequestParams:
+    if params.grammar is None:
+        return params
+    from stretto.structured import Grammar
+
+    if isinstance(params.grammar, Grammar):
+        return replace(params, grammar=engine.grammars.compile(params.grammar))
+    return params
+
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -349,7 +447,7 @@ class Texts:
 
         if not stream:
             return self._answered(prepare)
-        from stretto.tools.aio import AsyncToolStream
+        from stretto.tools.plan import AsyncToolStream
 
         def make() -> tuple[Request[Any], ToolPlan]:
             prompt, plan, chosen = prepare()
@@ -434,8 +532,6 @@ class Texts:
                 f"progress must be True or False, not {progress!r:.100}", param="progress", value=progress
             )
         if progress and groups:
-            from stretto.llm.progress import progress_bar
-
             with progress_bar([request for group in groups for request in group]) as tell:
                 self._engine.complete(groups, tell)
         else:
@@ -455,3 +551,44 @@ def _chat_options(
 def is_list(prompt: Any) -> bool:
     """Whether these are several prompts, or none, and not the tokens of one."""
     return isinstance(prompt, list) and not (prompt and isinstance(prompt[0], (int, np.integer)))
+
+
+# The bar of `llm.generate(prompts, progress=True)`: on stderr, with the texts that are done.
+
+REFRESH_SECONDS = 0.1
+
+
+@contextmanager
+def progress_bar(requests: list[Request[Any]]) -> Iterator[Callable[[], None]]:
+    """Show a bar for the texts of requests while the block runs; the function it yields updates it."""
+    from rich.console import Console  # so that only its users import it
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("texts{task.description}"),
+        TimeRemainingColumn(),
+    )
+    bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False)
+    task = bar.add_task("", total=len(requests))
+    begun = shown = time.monotonic()
+
+    def update() -> None:
+        n_tokens = sum(len(request.decoder.output.tokens) for request in requests)
+        seconds = max(1e-3, time.monotonic() - begun)
+        n_done = sum(request.finished for request in requests)
+        speed = f", {n_tokens:,} tokens, {n_tokens / seconds:.1f} tok/s"
+        bar.update(task, completed=n_done, description=speed, refresh=True)
+
+    def tell() -> None:
+        nonlocal shown
+        if time.monotonic() >= shown + REFRESH_SECONDS:
+            update()
+            shown = time.monotonic()
+
+    with bar:
+        try:
+            yield tell
+        finally:
+            update()

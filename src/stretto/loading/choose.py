@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stretto.backends import registry
-from stretto.backends.base import Backend
-from stretto.backends.options import AUTOMATIC
-from stretto.backends.registry import BREADTH, FIRST, ORACLE, BackendEntry, BackendOptions
+from stretto.backends.base import AUTOMATIC, Backend, BackendOptions
+from stretto.backends.registry import BREADTH, FIRST, ORACLE, BackendEntry
 from stretto.errors import InvalidRequest, ModelError, Unsupported, UnsupportedModel
 from stretto.hardware import cpu_name, total_memory
 from stretto.loading.describe import Description, OnnxDescription, describe_file

@@ -139,7 +139,7 @@ def describe_file(file: GGUF, n_cells: int | None = None) -> FileDescription:
     try:
         return FileDescription(file, read_spec(file, n_cells), None)
     except UnsupportedModel as problem:
-        from stretto.models.bare import bare_spec
+        from stretto.models.missing import bare_spec
 
         return FileDescription(file, bare_spec(file), problem)
 

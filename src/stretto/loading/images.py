@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 
 from stretto import kernels, vision
-from stretto.backends.options import BackendOptions
+from stretto.backends.base import BackendOptions
 from stretto.errors import ModelError
 from stretto.loading.choose import Route
 from stretto.loading.resolve import Model

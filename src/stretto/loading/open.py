@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stretto.backends.base import Backend
-from stretto.backends.registry import BackendOptions
+from stretto.backends.base import Backend, BackendOptions
 from stretto.errors import InvalidRequest, ModelError, RouteWarning, Unsupported, UnsupportedModel
 from stretto.hardware import free_memory, usable_cores
 from stretto.loading.choose import (
@@ -42,7 +41,7 @@ from stretto.loading.resolve import Model, find_kind
 from stretto.options.loading import LoadOptions
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
-from stretto.weights.mapped import GuardedMap, check_maps, maps_of
+from stretto.weights.files import GuardedMap, check_maps, maps_of
 
 if TYPE_CHECKING:
     from stretto.loading.images import ImageEncoder

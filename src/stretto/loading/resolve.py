@@ -44,7 +44,7 @@ def open_file(model: Model, options: LoadOptions, check: Callable[[Path], None] 
     file = open_weights(hub.resolve(model, check=check))
     if options.quantize is None:
         return file
-    from stretto.quantize.loading import QuantisedFile
+    from stretto.quantize.model import QuantisedFile
 
     try:
         return QuantisedFile(file, options.quantize, options.threads or usable_cores())

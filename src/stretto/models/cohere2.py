@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stretto.models.command_r import parallel_decoder
-from stretto.models.common import Keys, attention, head_size, without_rope
+from stretto.models.common import Keys, attention, head_size, windowed, without_rope
 from stretto.models.rope import read_rope
 from stretto.models.spec import ModelSpec
-from stretto.models.windows import windowed
 from stretto.weights.gguf import GGUF
 
 PERIOD = 4  # every fourth layer is global, unless the file says otherwise

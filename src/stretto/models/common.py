@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from stretto.errors import ModelError, UnsupportedModel
-from stretto.models.spec import Attention, Dense, Layer, ModelSpec, Norm, Rope, plain_layer
+from stretto.models.spec import Attention, Dense, Experts, Layer, ModelSpec, Norm, Rope, Routing, plain_layer
 from stretto.weights.gguf import GGUF
 
 # Far above any model; a damaged count should not cost memory.
@@ -228,3 +228,114 @@ def refuse_caps(keys: Keys) -> None:
 def without_rope(mixer: Attention) -> Attention:
     """The same attention without positions."""
     return replace(mixer, rope=None)
+
+
+# Which layers of a model attend to a window only, as files say it.
+
+PATTERN = "attention.sliding_window_pattern"
+
+
+def windowed(keys: Keys, period: int) -> list[bool]:
+    """For each layer, whether it has a window: all but every `period`-th, unless the file says otherwise."""
+    key = f"{keys.arch}.{PATTERN}"
+    if key in keys.file.metadata and not isinstance(keys.file.metadata[key], int):
+        return keys.flags(PATTERN)
+    period = keys.size(PATTERN, period)
+    return [i % period < period - 1 for i in range(keys.n_layer)]
+
+
+def with_windows(keys: Keys, spec: ModelSpec) -> ModelSpec:
+    """The spec with windows in the layers that the file lists, of an architecture that usually has none.
+
+    Files of llama.cpp's converter do not list any: only Hugging Face folders of these architectures do.
+    """
+    if f"{keys.arch}.{PATTERN}" not in keys.file.metadata:
+        return spec
+    window, layers = keys.size("attention.sliding_window"), list(spec.layers)
+    for i, has_window in enumerate(keys.flags(PATTERN)):
+        mixer = layers[i].mixer
+        if has_window and isinstance(mixer, Attention):
+            layers[i] = replace(layers[i], mixer=replace(mixer, window=window))
+    return replace(spec, layers=tuple(layers))
+
+
+def both_sides(keys: Keys) -> int:
+    """The window of attention in both directions: files have the width of both sides together.
+
+    A token attends to those less than so many positions away.
+    """
+    return keys.size("attention.sliding_window") // 2 + 1
+
+
+# The metadata of mixtures of experts, which the architectures share.
+
+Weights = Literal["softmax", "sigmoid", "chosen"]
+GATING: dict[int, Weights] = {1: "softmax", 2: "sigmoid", 3: "chosen"}  # codes of expert_gating_func
+
+
+def mixture(keys: Keys, choice: Routing | None = None, **pieces: Any) -> Experts:
+    """The experts that the usual keys describe; `pieces` are the fields that differ."""
+    fields: dict[str, Any] = {
+        "n_expert": keys.size("expert_count", most=MAX_EXPERTS),
+        "n_ff": expert_width(keys),
+        "routing": choice or routing(keys),
+    }
+    return Experts(**(fields | pieces))
+
+
+def expert_width(keys: Keys) -> int:
+    """The width of an expert: as given, or its share of the whole feed-forward's."""
+    if f"{keys.arch}.expert_feed_forward_length" in keys.file.metadata:
+        return keys.size("expert_feed_forward_length")
+    return keys.size("feed_forward_length") // keys.size("expert_used_count", most=MAX_EXPERTS) or 1
+
+
+def routing(keys: Keys, weights: Weights = "softmax", **pieces: Any) -> Routing:
+    """The choice of experts that the usual keys describe; `pieces` are the fields that differ."""
+    n_expert = keys.size("expert_count", most=MAX_EXPERTS)
+    n_used = keys.size("expert_used_count", most=n_expert)
+    n_group = keys.count("expert_group_count", 1, most=n_expert) or 1
+    n_group_used = keys.count("expert_group_used_count", 1, most=n_group) or 1
+    if n_expert % n_group or n_used > n_group_used * (n_expert // n_group):
+        raise ModelError(
+            f"{n_used} of {n_expert} experts cannot be taken from {n_group_used} of {n_group} equal groups",
+            path=keys.file.path,
+            field=f"{keys.arch}.expert_group_count",
+        )
+    fields: dict[str, Any] = {
+        "n_used": n_used,
+        "weights": weights,
+        # Files that say nothing of a scale, or 0, have none.
+        "scale": keys.number("expert_weights_scale", 1.0, 0.0, 1e6) or 1.0,
+        "n_group": n_group,
+        "n_group_used": n_group_used,
+        "group_best": min(2, n_expert // n_group),
+    }
+    return Routing(**(fields | pieces))
+
+
+def gating(keys: Keys, default: Weights) -> Weights:
+    """How scores become weights, by the code in the file."""
+    code = keys.count("expert_gating_func")
+    if code and code not in GATING:
+        raise ModelError(
+            f"{code}, but 1 (softmax), 2 (sigmoid) and 3 (softmax of the chosen) are supported",
+            path=keys.file.path,
+            field=f"{keys.arch}.expert_gating_func",
+        )
+    return GATING.get(code, default)
+
+
+def shared_expert(n_ff: int) -> Dense | None:
+    """An expert that every token has; none of width 0."""
+    return Dense(n_ff, suffix="_shexp") if n_ff else None
+
+
+def shared_experts(keys: Keys) -> Dense | None:
+    """So many experts that every token has, side by side as one."""
+    return shared_expert(keys.count("expert_shared_count", most=MAX_EXPERTS) * expert_width(keys))
+
+
+def dense_first(keys: Keys) -> int:
+    """How many layers at the start have a dense feed-forward."""
+    return keys.count("leading_dense_block_count", most=keys.n_layer)

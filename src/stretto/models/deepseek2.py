@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stretto.models.common import MAX_HEAD_SIZE, Keys, decoder, refuse_caps
-from stretto.models.mixture import dense_first, gating, mixture, routing, shared_experts
+from stretto.models.common import (
+    MAX_HEAD_SIZE,
+    Keys,
+    decoder,
+    dense_first,
+    gating,
+    mixture,
+    refuse_caps,
+    routing,
+    shared_experts,
+)
+from stretto.models.rope import magnitude, read_frequencies
 from stretto.models.spec import Dense, Experts, Latent, ModelSpec, Norm, Rope, plain_layer
-from stretto.models.yarn import magnitude, read_frequencies
 from stretto.weights.gguf import GGUF
 
 

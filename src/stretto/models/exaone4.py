@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stretto.models.common import Keys, attention, decoder, head_size, qk_norms, refuse_experts, without_rope
+from stretto.models.common import (
+    Keys,
+    attention,
+    decoder,
+    head_size,
+    qk_norms,
+    refuse_experts,
+    windowed,
+    without_rope,
+)
 from stretto.models.rope import read_rope
 from stretto.models.spec import Dense, Layer, ModelSpec, Norm
-from stretto.models.windows import windowed
 from stretto.weights.gguf import GGUF
 
 PERIOD = 4  # every fourth layer is global, unless the file says otherwise

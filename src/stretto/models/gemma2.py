@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stretto.models.common import Keys, attention, decoder, head_size
+from stretto.models.common import Keys, attention, decoder, head_size, windowed
 from stretto.models.rope import read_rope
 from stretto.models.spec import Dense, ModelSpec, sandwich
-from stretto.models.windows import windowed
 from stretto.weights.gguf import GGUF
 
 PERIOD = 2  # every second layer is global, unless the file says otherwise

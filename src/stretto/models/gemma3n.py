@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from stretto.errors import ModelError
-from stretto.models.common import Keys, attention, decoder, head_size, qk_norms
+from stretto.models.common import Keys, attention, decoder, head_size, qk_norms, windowed
 from stretto.models.rope import plain_frequencies, read_base, read_rope
 from stretto.models.spec import (
     Attention,
@@ -21,7 +21,6 @@ from stretto.models.spec import (
     Streams,
     sandwich,
 )
-from stretto.models.windows import windowed
 from stretto.weights.gguf import GGUF
 
 ARCH = "gemma3n"

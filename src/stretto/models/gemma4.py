@@ -7,8 +7,7 @@ its dense feed-forward (26B-A4B).
 from __future__ import annotations
 
 from stretto.errors import ModelError
-from stretto.models.common import MAX_HEAD_SIZE, Keys, decoder
-from stretto.models.mixture import mixture, routing
+from stretto.models.common import MAX_HEAD_SIZE, Keys, decoder, mixture, routing
 from stretto.models.rope import plain_frequencies, read_base, read_rope
 from stretto.models.spec import Attention, Dense, Experts, Layer, LayerInput, ModelSpec, Norm, PerLayer, Rope
 from stretto.weights.gguf import GGUF

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from stretto.models import gemma3
-from stretto.models.common import Keys
+from stretto.models.common import Keys, both_sides
 from stretto.models.spec import ModelSpec
-from stretto.models.windows import both_sides
 from stretto.weights.gguf import GGUF
 
 ARCHITECTURE = "gemma-embedding"

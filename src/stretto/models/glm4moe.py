@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from stretto.models.common import Keys, attention, decoder, head_size, qk_norms, refuse_caps
-from stretto.models.mixture import dense_first, gating, mixture, routing, shared_experts
+from stretto.models.common import (
+    Keys,
+    attention,
+    decoder,
+    dense_first,
+    gating,
+    head_size,
+    mixture,
+    qk_norms,
+    refuse_caps,
+    routing,
+    shared_experts,
+)
 from stretto.models.rope import read_rope
 from stretto.models.spec import Dense, Layer, ModelSpec, Norm
 from stretto.weights.gguf import GGUF

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stretto.models.common import Keys, attention, decoder, head_size, refuse_caps
-from stretto.models.mixture import mixture, routing
+from stretto.models.common import Keys, attention, decoder, head_size, mixture, refuse_caps, routing
+from stretto.models.rope import magnitude, read_frequencies
 from stretto.models.spec import Layer, ModelSpec, Norm, Rope
-from stretto.models.yarn import magnitude, read_frequencies
 from stretto.weights.gguf import GGUF
 
 PERIOD = 2  # every second layer is global; files do not say it

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stretto.models.common import Keys, attention, decoder, head_size
+from stretto.models.common import Keys, attention, decoder, head_size, mixture, shared_expert
 from stretto.models.hybrids import mamba2
-from stretto.models.mixture import mixture, shared_expert
 from stretto.models.rope import read_rope
 from stretto.models.spec import Dense, Experts, ModelSpec, plain_layer
 from stretto.weights.gguf import GGUF

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from stretto.models.common import Keys, attention, decoder, head_size, refuse_caps
-from stretto.models.mixture import mixture, shared_expert
+from stretto.models.common import Keys, attention, decoder, head_size, mixture, refuse_caps, shared_expert
 from stretto.models.rope import read_rope
 from stretto.models.spec import Layer, ModelSpec, Norm
 from stretto.weights.gguf import GGUF

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stretto.errors import ModelError
-from stretto.models.common import MAX_HEAD_SIZE, Keys, attention, decoder, head_size, qk_norms
-from stretto.models.mixture import mixture, shared_expert
+from stretto.models.common import (
+    MAX_HEAD_SIZE,
+    Keys,
+    attention,
+    decoder,
+    head_size,
+    mixture,
+    qk_norms,
+    shared_expert,
+)
 from stretto.models.rope import read_rope
 from stretto.models.spec import (
     Attention,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from stretto.models.common import Keys
+from stretto.models.common import Keys, dense_first, gating, mixture, routing
 from stretto.models.lfm2 import convolutions
-from stretto.models.mixture import dense_first, gating, mixture, routing
 from stretto.models.spec import Dense, ModelSpec
 from stretto.weights.gguf import GGUF
 

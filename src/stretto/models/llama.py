@@ -11,13 +11,13 @@ from stretto.models.common import (
     attention_biases,
     decoder,
     head_size,
+    mixture,
     plain_decoder,
     refuse_caps,
+    with_windows,
 )
-from stretto.models.mixture import mixture
 from stretto.models.rope import read_rope
 from stretto.models.spec import ModelSpec, plain_layer
-from stretto.models.windows import with_windows
 from stretto.weights.gguf import GGUF
 
 

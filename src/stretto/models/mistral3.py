@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from stretto.models.common import Keys, attention, head_size, plain_decoder
+from stretto.models.common import Keys, attention, head_size, plain_decoder, with_windows
 from stretto.models.rope import read_rope
 from stretto.models.spec import ModelSpec, Temperature
-from stretto.models.windows import with_windows
 from stretto.weights.gguf import GGUF
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stretto.models.common import Keys, head_size, refuse_experts
+from stretto.models.common import Keys, both_sides, head_size, refuse_experts
 from stretto.models.encoders import encoder, layer_norm, two_way
 from stretto.models.rope import plain_frequencies, read_base, read_rope
 from stretto.models.spec import Dense, Layer, ModelSpec, Rope
-from stretto.models.windows import both_sides
 from stretto.weights.gguf import GGUF
 
 PERIOD = 3  # the first of every three layers has no window

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from stretto.models.common import LAYER_EPSILON, Keys, attention, decoder
+from stretto.models.common import LAYER_EPSILON, Keys, attention, decoder, mixture, routing
 from stretto.models.hybrids import mamba2
-from stretto.models.mixture import mixture, routing
 from stretto.models.spec import Dense, Experts, Layer, ModelSpec, Norm
 from stretto.weights.gguf import GGUF
 

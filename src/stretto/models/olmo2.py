@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stretto.models.common import Keys, attention, decoder, head_size, refuse_experts
+from stretto.models.common import Keys, attention, decoder, head_size, refuse_experts, windowed
 from stretto.models.rope import read_plain_rope, read_rope
 from stretto.models.spec import Attention, Dense, Layer, ModelSpec, Norm
-from stretto.models.windows import windowed
 from stretto.weights.gguf import GGUF
 
 PERIOD = 4  # every fourth layer of OLMo 3 is global, unless the file says otherwise

@@ -2,13 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections import Counter
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.models.showing import short_repr
+# Specs as text that fits a screen: without fields that have their defaults, and equal layers once.
+
+MAX_KINDS = 2  # of parts that are written out
+MAX_NUMBERS = 4  # of a tuple of numbers
+
+
+def short_repr(part: Any) -> str:
+    """A dataclass with the fields that differ from their defaults; for `__repr__` of specs.
+
+    >>> short_repr(Norm("attn_norm", 1e-5))
+    "Norm(name='attn_norm')"
+    """
+    shown = [f"{one.name}={_shown(getattr(part, one.name))}" for one in fields(part) if _differs(part, one)]
+    return f"{type(part).__name__}({', '.join(shown)})"
+
+
+def _differs(part: Any, one: Field[Any]) -> bool:
+    return one.repr and (one.default is MISSING or getattr(part, one.name) != one.default)
+
+
+def _shown(value: Any) -> str:
+    if is_dataclass(value):
+        return short_repr(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if not isinstance(value, tuple) or not value:
+        return repr(value)
+    return _shown_parts(value) if is_dataclass(value[0]) else _shown_values(value)
+
+
+def _shown_values(values: tuple[Any, ...]) -> str:
+    """The first of some values, and how many there are."""
+    first = ", ".join(map(_shown, values[:MAX_NUMBERS]))
+    return f"({first})" if len(values) <= MAX_NUMBERS else f"({first}, … {len(values)} in all)"
+
+
+def _shown_parts(parts: tuple[Any, ...]) -> str:
+    """Parts of the same kind once, each with its number."""
+    kinds = Counter(map(short_repr, parts))
+    several = [f"{count} × {text}" for text, count in kinds.most_common(MAX_KINDS)]
+    rest = len(parts) - sum(count for _, count in kinds.most_common(MAX_KINDS))
+    return f"[{', '.join(several)}{f', {rest} of {len(kinds) - MAX_KINDS} other kinds' if rest else ''}]"
+
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -122,3 +165,125 @@ class Temperature:
     slope: float
     length: int
     offset: float = 0.0
+
+
+# What stands beside mixer and feed-forward in a layer, as plain data.
+#
+# `LayerInput`: embeddings of each token for each layer. `Streams`: a residual of several streams (AltUp).
+# `LowRank`: a residual through a narrow pair of matrices (Laurel). Each names the tensors it needs; those
+# of a layer without its prefix.
+
+
+@dataclass(frozen=True)
+class PerLayer:
+    """Embeddings of each token for each layer, `size` numbers each, and a projection of the common one.
+
+    The input of layer i is (e_i × √size + norm(P_i x / √n_embd)) / √2, where x is the token's common
+    embedding and e_i its own one for this layer.
+    """
+
+    size: int
+    norm: Norm
+
+    def tensors(self, n_vocab: int, n_embd: int, n_layer: int) -> Shapes:
+        """The tensors of the file."""
+        return {
+            "per_layer_token_embd.weight": (n_vocab, n_layer * self.size),
+            "per_layer_model_proj.weight": (n_layer * self.size, n_embd),
+        } | self.norm.tensors(self.size)
+
+
+@dataclass(frozen=True)
+class LayerInput:
+    """The end of a layer: norm(proj(gelu(gate x) × the layer's input)) is added to x."""
+
+    size: int
+    norm: Norm
+
+    def tensors(self, n_embd: int) -> Shapes:
+        """The tensors of the file."""
+        shapes: Shapes = {"inp_gate.weight": (self.size, n_embd), "proj.weight": (n_embd, self.size)}
+        return shapes | self.norm.tensors(n_embd)
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """What a layer adds beside its mixer: with y = norm x, x becomes (x + mixer y + y + norm(R L y)) / √2."""
+
+    rank: int
+    norm: Norm
+
+    def tensors(self, n_embd: int) -> Shapes:
+        """The tensors of the file."""
+        shapes: Shapes = {"laurel_l.weight": (self.rank, n_embd), "laurel_r.weight": (n_embd, self.rank)}
+        return shapes | self.norm.tensors(n_embd)
+
+
+@dataclass(frozen=True)
+class Streams:
+    """A residual of `n` streams (AltUp), of which a layer computes the first one only.
+
+    Before the layer all streams are predicted as a mixture of all, after it corrected by what the layer
+    changed in the first one. The weights of both come from a router that looks at the first stream.
+    A layer's input is added to the others.
+    """
+
+    n: int
+    norm: Norm  # of the router
+
+    def tensors(self, n_embd: int) -> Shapes:
+        """The tensors of each layer."""
+        return {
+            "altup_router.weight": (self.n, n_embd),
+            "altup_predict_coef.weight": (self.n * self.n, self.n),
+            "altup_correct_coef.weight": (self.n, self.n),
+            "altup_correct_scale.weight": (n_embd,),
+        } | self.norm.tensors(n_embd)
+
+    def whole(self, n_embd: int) -> Shapes:
+        """The tensors that make streams of embeddings, and one of them at the end."""
+        shape = (self.n - 1, n_embd, n_embd)
+        return {"altup_proj.weight": shape, "altup_unembd_proj.weight": shape}
+
+
+# What an encoder makes of the hidden states of a text, as plain data: pooling, and matrices behind it.
+
+Pooling = Literal["mean", "cls", "last"]  # of a text's hidden states: their mean, the first, the last
+POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "last")
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A matrix with the name of its tensors: [norm] activation(matrix × vector [+ bias])."""
+
+    name: str
+    rows: int
+    columns: int
+    bias: bool = False
+    activation: Literal["none", "tanh", "gelu", "gelu_erf"] = "none"
+    norm: Norm | None = None
+
+    def tensors(self) -> Shapes:
+        """The tensors of the file."""
+        shapes: Shapes = {f"{self.name}.weight": (self.rows, self.columns)}
+        if self.bias:
+            shapes[f"{self.name}.bias"] = (self.rows,)
+        return shapes | (self.norm.tensors(self.rows) if self.norm is not None else {})
+
+
+@dataclass(frozen=True)
+class Head:
+    """From a text's hidden states to its vector, or to a score for each label.
+
+    `labels`: their names, empty if the file has none. `softmax`: scores are meant as probabilities that
+    exclude each other; the file's model was trained to give them so.
+    """
+
+    pooling: Pooling
+    projections: tuple[Projection, ...] = ()
+    labels: tuple[str, ...] = ()
+    softmax: bool = False
+
+    def n_out(self, n_embd: int) -> int:
+        """Numbers that come out of it."""
+        return self.projections[-1].rows if self.projections else n_embd

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from stretto.errors import ModelError
 from stretto.models.common import Keys
-from stretto.models.heads import Head, Pooling, Projection
 from stretto.models.mixers import Attention
+from stretto.models.parts import Head, Pooling, Projection
 from stretto.models.spec import Layer, ModelSpec, Norm
 from stretto.weights.gguf import GGUF
 

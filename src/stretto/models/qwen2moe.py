@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from stretto.models.common import Keys, attention, decoder, head_size, refuse_caps
-from stretto.models.mixture import mixture, routing, shared_expert
+from stretto.models.common import (
+    Keys,
+    attention,
+    decoder,
+    head_size,
+    mixture,
+    refuse_caps,
+    routing,
+    shared_expert,
+)
 from stretto.models.rope import read_rope
 from stretto.models.spec import ModelSpec, plain_layer
 from stretto.weights.gguf import GGUF

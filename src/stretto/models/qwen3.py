@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from stretto.models.common import Keys, attention, attention_biases, head_size, plain_decoder, qk_norms
+from stretto.models.common import (
+    Keys,
+    attention,
+    attention_biases,
+    head_size,
+    plain_decoder,
+    qk_norms,
+    with_windows,
+)
 from stretto.models.rope import read_rope
 from stretto.models.spec import ModelSpec
-from stretto.models.windows import with_windows
 from stretto.weights.gguf import GGUF
 
 

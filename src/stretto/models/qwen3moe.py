@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from stretto.models.common import Keys, attention, decoder, head_size, qk_norms, refuse_caps
-from stretto.models.mixture import mixture, routing
+from stretto.models.common import Keys, attention, decoder, head_size, mixture, qk_norms, refuse_caps, routing
 from stretto.models.rope import read_rope
 from stretto.models.spec import ModelSpec, plain_layer
 from stretto.weights.gguf import GGUF

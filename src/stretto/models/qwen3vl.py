@@ -5,8 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stretto.errors import ModelError
-from stretto.models.common import Keys, attention, decoder, head_size, plain_decoder, qk_norms, refuse_caps
-from stretto.models.mixture import mixture, routing
+from stretto.models.common import (
+    Keys,
+    attention,
+    decoder,
+    head_size,
+    mixture,
+    plain_decoder,
+    qk_norms,
+    refuse_caps,
+    routing,
+)
 from stretto.models.qwen35 import interleaved
 from stretto.models.rope import read_rope
 from stretto.models.spec import Attention, ModelSpec, plain_layer

@@ -7,7 +7,7 @@ A decoder layer is
 
 (in encoders like BERT the sums are normalised: `sum_norm`, `ffn_sum_norm`), and a spec says for each layer
 which mixer, feed-forward and norms it has (models/mixers.py, models/feed_forward.py), what a few models have
-besides (models/streams.py), and what an encoder makes of a text's hidden states (models/heads.py).
+besides (models/parts.py), and what an encoder makes of a text's hidden states (models/parts.py).
 """
 
 from __future__ import annotations
@@ -15,11 +15,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from stretto.models.feed_forward import Dense, Experts, FeedForward, Routing
-from stretto.models.heads import Head, Projection
 from stretto.models.mixers import Attention, Beside, Convolution, DeltaNet, Latent, Mamba2, Mixer
-from stretto.models.parts import Norm, Rope, Shapes, Slice, Temperature
-from stretto.models.showing import short_repr
-from stretto.models.streams import LayerInput, LowRank, PerLayer, Streams
+from stretto.models.parts import (
+    Head,
+    LayerInput,
+    LowRank,
+    Norm,
+    PerLayer,
+    Projection,
+    Rope,
+    Shapes,
+    Slice,
+    Streams,
+    Temperature,
+    short_repr,
+)
 
 __all__ = [
     "Attention",

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from stretto.models.common import Keys, attention, attention_biases, decoder, head_size, refuse_experts
+from stretto.models.common import (
+    Keys,
+    attention,
+    attention_biases,
+    decoder,
+    head_size,
+    refuse_experts,
+    with_windows,
+)
 from stretto.models.rope import read_rope
 from stretto.models.spec import Dense, Layer, ModelSpec, Norm
-from stretto.models.windows import with_windows
 from stretto.weights.gguf import GGUF
 
 

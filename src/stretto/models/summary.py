@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from stretto.models.mixers import Attention, Beside, Latent
 from stretto.models.spec import Experts, Layer, ModelSpec
+from stretto.weights.adapters import Target
 from stretto.weights.gguf import GGUF
 from stretto.weights.memory import Memory, memory
 
@@ -77,3 +78,11 @@ def _kind(layer: Layer) -> str:
 def _attention(mixer: Attention) -> str:
     words = "attention" if mixer.window is None else f"attention within {mixer.window:,} tokens"
     return words if mixer.shared is None else f"{words} to another layer's K and V"
+
+
+# What readers of adapters have to know of a model.
+
+
+def target_of(spec: ModelSpec) -> Target:
+    """The model that an adapter is to change."""
+    return Target(spec.architecture, spec.tensors(), spec.head_size, spec.n_layer, spec.n_embd)

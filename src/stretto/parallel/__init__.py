@@ -6,10 +6,9 @@
 stretto docs explanation/parallel says what that means exactly.
 """
 
-from stretto.parallel.options import ParallelOptions, ParallelParams, parallel_params
+from stretto.parallel.options import Bezier, Cosine, Linear, ParallelOptions, ParallelParams, parallel_params
 from stretto.parallel.render import Loop, ParallelText
 from stretto.parallel.run import Run, new_run, run_all
-from stretto.parallel.schedule import Bezier, Cosine, Linear
 from stretto.parallel.stream import ParallelStream
 from stretto.parallel.types import Attention, Member, ParallelStep
 

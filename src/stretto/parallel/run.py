@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stretto.engine.branch import adapt, check_prompt, check_same_salt, end_ids_of, new_guide
 from stretto.engine.decoders.base import OneTrack
@@ -17,17 +21,166 @@ from stretto.engine.shown import Shown
 from stretto.engine.track import Track
 from stretto.engine.types import Usage
 from stretto.errors import InvalidRequest
-from stretto.parallel.guides import PathGuides
 from stretto.parallel.lattice import Lattice
 from stretto.parallel.options import ParallelParams
 from stretto.parallel.output import SetOutput
-from stretto.parallel.prune import Pruner
 from stretto.parallel.render import ParallelText
-from stretto.parallel.select import Chosen, pick, pick_from
-from stretto.parallel.sets import SetSource
-from stretto.parallel.types import Member, ParallelStep
+from stretto.parallel.sets import Chosen, SetSource, pick, pick_from
+from stretto.parallel.types import Floats, Member, ParallelStep, Place
 from stretto.sampling.rng import RandomStream
 from stretto.structured import Guide
+
+# A grammar along the paths of a run: each member of the last set has the guide of the best path to it.
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass
+class _Lane:
+    """The state of the grammar behind a member; the guide is past the forced tokens already."""
+
+    guide: Guide
+    forced: list[int]
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing can follow."""
+        return self.guide.done and not self.forced
+
+    def allowed(self, n_vocab: int) -> Flags:
+        """bool[n_vocab]: the tokens that may come next."""
+        flags = np.zeros(n_vocab, bool)
+        if self.forced:
+            flags[self.forced[0]] = True
+        elif not self.guide.done:
+            flags[self.guide.allowed()] = True
+        return flags
+
+    def after(self, token: int) -> _Lane:
+        """The state behind a token more; this one is used up."""
+        if self.forced:
+            return _Lane(self.guide, self.forced[1:])
+        return _Lane(self.guide, self.guide.push(token))
+
+    def fork(self) -> _Lane:
+        """An independent copy."""
+        return _Lane(self.guide.fork(), list(self.forced))
+
+
+class PathGuides:
+    """The guides of the last set's members. Where no path ends in a member, it has none."""
+
+    def __init__(self, guide: Guide) -> None:
+        self._lanes: list[_Lane | None] = [_Lane(guide, guide.begin())]
+        self._flags: Flags = np.zeros((0, 0), bool)  # bool[members, n_vocab], of the next token
+
+    @property
+    def forced(self) -> int | None:
+        """The token that must come next, where one path is left and the grammar leaves no choice."""
+        lane = self._lanes[0]
+        return lane.forced[0] if len(self._lanes) == 1 and lane is not None and lane.forced else None
+
+    def masked(self, logits: Row, best: int) -> Row:
+        """A copy of the logits with −inf for tokens that may follow no member; `best` has the best path.
+
+        Only the best path may end.
+        """
+        n = len(logits)
+        self._flags = np.stack(
+            [np.zeros(n, bool) if lane is None else lane.allowed(n) for lane in self._lanes]
+        )
+        lane = self._lanes[best]
+        ends = [token for token in (() if lane is None else lane.guide.ends) if token < n]
+        may_end = self._flags[best, ends]
+        self._flags[:, ends] = False
+        self._flags[best, ends] = may_end
+        return np.where(self._flags.any(axis=0), logits, np.float32(-np.inf)).astype(np.float32, copy=False)
+
+    def allows(self, tokens: list[int]) -> Flags:
+        """bool[members, tokens]: which tokens may follow which member; after `masked`, or of forced ones."""
+        if self.forced is not None:
+            return np.array([[token == self.forced for token in tokens]])
+        return self._flags[:, tokens]
+
+    def push(self, tokens: list[int], before: list[int], alive: list[bool]) -> None:
+        """Go on to the next set: `before[i]` is the member that the best path to token i comes from."""
+        users = [which for which, lives in zip(before, alive, strict=True) if lives]
+        lanes: list[_Lane | None] = []
+        for token, which, lives in zip(tokens, before, alive, strict=True):
+            lane = self._lanes[which]
+            if lane is None or not lives:
+                lanes.append(None)
+            else:
+                users.remove(which)
+                lanes.append((lane.fork() if which in users else lane).after(token))
+        self._lanes = lanes
+
+    def is_done(self, member: int) -> bool:
+        """Whether nothing can follow a member of the last set."""
+        lane = self._lanes[member]
+        return lane is not None and lane.done
+
+
+# Which members of a set later tokens look at, and which may go.
+
+
+@dataclass
+class _Open:
+    """A set that is being measured."""
+
+    step: ParallelStep
+    total: NDArray[np.float64]  # float64[members], the sum over the later tokens so far
+    n_tokens: int = 0
+    n_steps: int = 0
+
+
+class Pruner:
+    """Measures the attention that the members of sets get, and says after some steps which get too little.
+
+    A member is pruned whose attention, the mean over layers, heads and the tokens of the next `after` steps,
+    is under `ratio` × the mean of its set. The most probable member always stays.
+    """
+
+    def __init__(self, ratio: float, after: int) -> None:
+        self.ratio = ratio
+        self.after = after
+        self._open: list[_Open] = []
+
+    @property
+    def places(self) -> list[Place]:
+        """The members whose attention is to be measured in the next step, as `note` expects them."""
+        return [(one.step.position, member.id) for one in self._open for member in one.step.members]
+
+    def watch(self, step: ParallelStep) -> None:
+        """Measure a set from the next step on; a single token has nothing to be compared with."""
+        if step.width > 1:
+            self._open.append(_Open(step, np.zeros(step.width)))
+
+    def note(self, received: Floats) -> list[Place]:
+        """Take the attention of a step's tokens, float32[tokens, places]; return the members to prune now."""
+        start = 0
+        gone: list[Place] = []
+        for one in self._open:
+            n = one.step.width
+            one.total += received[:, start : start + n].sum(axis=0, dtype=np.float64)
+            one.n_tokens += len(received)
+            one.n_steps += 1
+            start += n
+            if one.n_steps == self.after:
+                gone += self._decide(one)
+        self._open = [one for one in self._open if one.n_steps < self.after]
+        return gone
+
+    def _decide(self, one: _Open) -> list[Place]:
+        shares = one.total / one.n_tokens
+        least, gone = self.ratio * shares.mean(), []
+        for i, (member, share) in enumerate(zip(one.step.members, shares.tolist(), strict=True)):
+            member.attention = share
+            if i and share < least:
+                member.kept = False
+                gone.append((one.step.position, member.id))
+        return gone
+
 
 Run = Request["SetDecoder"]
 

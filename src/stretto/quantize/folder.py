@@ -2,21 +2,252 @@
 
 from __future__ import annotations
 
+import base64
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stretto.errors import InvalidRequest, ModelError
+from stretto.quantize.choice import find_mix
 from stretto.quantize.imatrix import ImportanceMatrix
-from stretto.quantize.mixes import find_mix
 from stretto.quantize.model import Progress, Written, read_importance, read_overrides, write_model
-from stretto.quantize.vocabulary import tokenizer_keys
+from stretto.text.folder_config import TokenizerConfig, read_tokenizer_config
+from stretto.text.json_steps import Steps
+from stretto.text.loading import (
+    JSON_NAME,
+    MAX_JSON_BYTES,
+    SENTENCEPIECE_NAMES,
+    load_tokenizer,
+    load_tokenizer_folder,
+)
+from stretto.text.pretokenizers import PRETOKENIZERS, PreTokenizer
+from stretto.text.sentencepiece_file import read_sentencepiece
+from stretto.text.tokenizer import Tokenizer
+from stretto.text.vocabulary import PREFIX, TokenType
 from stretto.weights.folder import Folder
 from stretto.weights.formats import Format
 from stretto.weights.gguf import GGUF
+from stretto.weights.json_file import Fields, read_object
+from stretto.weights.metadata import make_metadata
+
+# Texts that tell tokenizers apart: scripts, digits, spaces, line breaks, contractions, emoji.
+
+PROBES = (
+    "Hello, world! It's 2024; they'LL pay $1,234.56 (or 12345678901 ¥) — isn't that \"great\"?",
+    "  two spaces,   three    four\ttab\t\ttabs \n\n newlines\r\n\r\nand more\n\n\n end   ",
+    "def f(x):\n    return x**2 + 3.14e-10  # comment_with_underscores CamelCase XMLHttpRequest2\n",
+    "Der Öffentlichkeitsarbeit-Ausschuß aß Äpfel für 3€; naïve café, œuvre, São Tomé, Łódź, İstanbul.",
+    "Привет, как дела? Всё хорошо 123. Ελληνικά: Καλημέρα κόσμε. עברית: שלום עולם. العربية: مرحبا ١٢٣",
+    "你好，世界！今天是2024年5月17日。日本語のテキスト、カタカナとひらがな。한국어 문장입니다 456",
+    "हिन्दी में लिखा हुआ १२३, বাংলা, தமிழ், ไทยภาษา, ကမြန်မာ, አማርኛ, ქართული, Հայերեն",
+    "😀😃👨‍👩‍👧‍👦🏳️‍🌈 é (combining) ﬁ ligature ½ ² Ⅷ ™ … ‘quotes’ “double” «guillemets» \u00a0nbsp\u200bzero",
+    'http://example.com/path?query=1&other=%20#frag user@mail.org <html>&amp;</html> {"json": [1, 2.5]}',
+    "don't DON'T we've I'm he'd she's you're 'tis 'S 'T 'RE 'Ve'll",
+    "1 12 123 1234 12345 123456 1234567 0x1F 1_000 3rd 42nd 7.0.1 v2",
+    "a",
+    " a",
+    "",
+    "\n",
+    " ",
+    "   \n\n   ",
+)
+
+
+# The tokenizer of a Hugging Face folder as a GGUF file describes it.
+#
+# A GGUF file says less of a tokenizer than tokenizer.json does, and a wrong description gives other tokens
+# without any error. So what is made here is read back, and has to give the tokens of the folder's own
+# tokenizer for texts in many scripts; a tokenizer that no description fits is refused.
+
+Keys = dict[str, Any]
+SPACE = "\u2581"
+# One name of each kind of pre-tokenizer, the common ones first.
+_NAMES = "llama-bpe qwen2 gpt-2 smollm gpt-4o qwen35 tekken deepseek-v3 glm4 deepseek-llm default"
+_ROLES = {"pad_token": "padding_token_id", "mask_token": "mask_token_id"}
+_BERT_ROLES = {"cls_token": "cls_token_id", "sep_token": "seperator_token_id"}  # spelled so in the format
+
+
+def tokenizer_keys(folder: Path, n_vocab: int) -> Keys:
+    """The keys of a folder's tokenizer, for a model with `n_vocab` rows of embeddings."""
+    wanted, config = load_tokenizer_folder(folder), read_tokenizer_config(folder)
+    if wanted.n_vocab > n_vocab:
+        raise ModelError(
+            f"{wanted.n_vocab} tokens, but embeddings for {n_vocab}", path=folder, field="tokenizer"
+        )
+    tried = 0
+    for keys in _descriptions(folder, wanted, config):
+        tried += 1
+        if _is_same(keys, wanted, folder):
+            return _finish(keys, wanted, config, n_vocab)
+    raise ModelError(
+        f"no tokenizer of a GGUF file gives the same tokens as this {wanted.kind} tokenizer ({tried} were "
+        "tried); use the folder as it is",
+        path=folder,
+        field="tokenizer",
+    )
+
+
+def _descriptions(folder: Path, wanted: Tokenizer, config: TokenizerConfig) -> Iterator[Keys]:
+    """Ways to describe the tokenizer, the likeliest first."""
+    for name in SENTENCEPIECE_NAMES:
+        if (folder / name).exists():
+            made = read_sentencepiece(folder / name, config)
+            keys = {key.removeprefix(PREFIX): made[key] for key in made}
+            yield keys | _around(wanted)
+    if not (folder / JSON_NAME).exists():
+        return
+    described = read_object(folder / JSON_NAME, MAX_JSON_BYTES)
+    model, steps = described.object("model"), Steps(described)
+    if wanted.kind == "wordpiece":
+        yield from _wordpiece(wanted, model, steps)
+    elif wanted.kind == "unigram":
+        yield from _unigram(wanted, model, steps)
+    elif steps.is_bytelevel:
+        yield from _bytelevel(wanted, model)
+    else:
+        yield from _characters(wanted, model, steps)
+
+
+def _plain(wanted: Tokenizer, kind: str) -> Keys:
+    vocabulary = wanted.vocabulary
+    return {
+        "model": kind,
+        "tokens": list(vocabulary.tokens),
+        "token_type": vocabulary.types.astype(np.int32),
+        "bos_token_id": vocabulary.bos_id,
+        "eos_token_id": vocabulary.eos_id,
+        "unknown_token_id": vocabulary.unknown_id,
+        **_around(wanted),
+    }
+
+
+def _around(wanted: Tokenizer) -> Keys:
+    return {"add_bos_token": wanted.add_bos, "add_eos_token": wanted.add_eos}
+
+
+def _merges(model: Fields) -> list[str]:
+    return [one if isinstance(one, str) else " ".join(one) for one in model.list("merges")]
+
+
+def _bytelevel(wanted: Tokenizer, model: Fields) -> Iterator[Keys]:
+    kinds: dict[PreTokenizer, str] = {}
+    for name in (*_NAMES.split(), *PRETOKENIZERS):
+        kinds.setdefault(PRETOKENIZERS[name], name)
+    merges = _merges(model)
+    for name in kinds.values():
+        yield {**_plain(wanted, "gpt2"), "pre": name, "merges": merges}
+
+
+def _characters(wanted: Tokenizer, model: Fields, steps: Steps) -> Iterator[Keys]:
+    """BPE over characters: SentencePiece's, whose scores are the ranks of merges, or Gemma 4's."""
+    scores = np.zeros(wanted.n_vocab, np.float32)
+    merges = _merges(model)
+    first: dict[str, int] = {}
+    for rank, merge in enumerate(merges):
+        first.setdefault(merge.replace(" ", ""), rank)
+    for token, text in enumerate(wanted.vocabulary.tokens):
+        scores[token] = -float(first.get(text, len(merges)))
+    yield {
+        **_plain(wanted, "llama"),
+        "pre": "default",
+        "scores": scores,
+        "add_space_prefix": steps.prefix != "never",
+    }
+    yield {**_plain(wanted, "gemma4"), "merges": merges}
+
+
+def _wordpiece(wanted: Tokenizer, model: Fields, steps: Steps) -> Iterator[Keys]:
+    mark = model.text("continuing_subword_prefix", "##")
+    specials = wanted.specials
+
+    def spelled(text: str) -> str:
+        if text in specials or not text:
+            return text
+        return text.removeprefix(mark) if text.startswith(mark) else SPACE + text
+
+    normalizer = next((step for step in steps.normalizer if step["type"] == "BertNormalizer"), {})
+    lowercase = normalizer.get("lowercase") is True
+    strip = normalizer.get("strip_accents")
+    keys = _plain(wanted, "bert")
+    keys["tokens"] = [spelled(text) for text in keys["tokens"]]
+    keys["token_type_count"] = 2
+    keys["normalizer.lowercase"] = lowercase
+    keys["normalizer.strip_accents"] = lowercase if strip is None else strip is True
+    yield keys
+
+
+def _unigram(wanted: Tokenizer, model: Fields, steps: Steps) -> Iterator[Keys]:
+    scores = {text: float(score) for text, score in model.list("vocab")}
+    charsmap = next((s["precompiled_charsmap"] for s in steps.normalizer if s["type"] == "Precompiled"), "")
+    keys = _plain(wanted, "t5")
+    keys["scores"] = np.array([scores.get(text, 0.0) for text in wanted.vocabulary.tokens], np.float32)
+    keys["precompiled_charsmap"] = np.frombuffer(base64.b64decode(charsmap or ""), np.uint8)
+    keys["add_space_prefix"] = steps.prefix != "never"
+    for squeeze in (True, False):
+        yield {**keys, "remove_extra_whitespaces": squeeze}
+
+
+def _is_same(keys: Keys, wanted: Tokenizer, folder: Path) -> bool:
+    """Whether a tokenizer that is read from these keys gives the wanted tokens."""
+    values = {PREFIX + key: value for key, value in keys.items() if value is not None}
+    try:
+        made = load_tokenizer(make_metadata(values, folder))
+        return all(_encode(made, text) == _encode(wanted, text) for text in _probes(folder))
+    except ModelError:
+        return False
+
+
+def _probes(folder: Path) -> tuple[str, ...]:
+    """The texts to compare by.
+
+    Some tokenizers put a space in front of a text unless it begins with one. GGUF files cannot say so, and
+    llama.cpp always does.
+    """
+    if (folder / JSON_NAME).exists():
+        steps = Steps(read_object(folder / JSON_NAME, MAX_JSON_BYTES))
+        if any(step["type"] == "Metaspace" for step in steps.pre_tokenizer) and not steps.normalizer:
+            return tuple(text for text in PROBES if not text.startswith(" "))
+    return PROBES
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> list[int] | None:
+    try:
+        return tokenizer.encode(text, special=True)
+    except InvalidRequest:  # characters that the vocabulary lacks
+        return None
+
+
+def _finish(keys: Keys, wanted: Tokenizer, config: TokenizerConfig, n_vocab: int) -> Keys:
+    """With tokens for all embeddings, other special tokens, and the chat template."""
+    tokens, missing = list(keys["tokens"]), n_vocab - len(keys["tokens"])
+    types = np.asarray(keys["token_type"], np.int32)
+    if missing > 0:
+        taken = set(tokens)
+        extra = (f"[PAD{index}]" for index in range(len(tokens), n_vocab))
+        tokens += [text if text not in taken else f"[PAD {text}]" for text in extra]
+        types = np.concatenate([types, np.full(missing, TokenType.UNUSED, np.int32)])
+        if "scores" in keys:
+            keys["scores"] = np.concatenate([keys["scores"], np.full(missing, -1e4, np.float32)])
+    keys |= {"tokens": _filled(tokens), "token_type": types}
+    roles = {**_ROLES, **(_BERT_ROLES if wanted.kind == "wordpiece" else {})}
+    for role, key in roles.items():
+        token = config.id_of(wanted.vocabulary.ids, role)
+        if token is not None:
+            keys[key] = token
+    found = {PREFIX + key: value for key, value in keys.items() if value is not None}
+    if config.template:
+        found["tokenizer.chat_template"] = config.template
+    if config.template_with_tools:
+        found["tokenizer.chat_template.tool_use"] = config.template_with_tools
+    return found
+
+
+def _filled(tokens: list[str]) -> list[str]:
+    """Tokens without empty texts, which llama.cpp takes for damage."""
+    return [text or f"[UNUSED{index}]" for index, text in enumerate(tokens)]
 
 
 def convert_folder(

@@ -2,29 +2,121 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stretto import _native
 from stretto.errors import InvalidRequest, ModelError
 from stretto.hardware import usable_cores
-from stretto.quantize.choice import choose_formats, is_quantised
+from stretto.quantize.choice import VERSION, Mix, choose_formats, find_format, find_mix, is_quantised
 from stretto.quantize.imatrix import ImportanceMatrix
-from stretto.quantize.mixes import VERSION, Mix, find_format, find_mix
-from stretto.quantize.tensors import QuantisedTensor
-from stretto.weights.formats import Format
-from stretto.weights.gguf import GGUF
-from stretto.weights.made_tensor import Kept
+from stretto.weights.files import Fingerprint
+from stretto.weights.formats import READABLE, Format, check_writable
+from stretto.weights.gguf import COUNT, GGUF, NUMBER, TENSORS
 from stretto.weights.metadata import ValueType
-from stretto.weights.split import COUNT, NUMBER, TENSORS
-from stretto.weights.tensor import Tensor
+from stretto.weights.tensor import Kept, Tensor
 from stretto.weights.writer import Writable, write_gguf
+
+# Tensors in another format than their file has, made when they are read.
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+PIECE_BYTES = 32 << 20  # of a tensor that are quantised at a time
+
+
+class QuantisedTensor(Tensor):
+    """A tensor in another format.
+
+    `importance` weighs errors, float32[matrices, columns]; `done` is told how many numbers were written;
+    `kept` holds the data that was read last, without it nothing is kept.
+    """
+
+    def __init__(
+        self,
+        source: Tensor,
+        fmt: Format,
+        quantizer: _native.Quantizer,
+        importance: Floats | None = None,
+        done: Callable[[int], None] | None = None,
+        kept: Kept | None = None,
+    ) -> None:
+        check_writable(fmt)
+        if source.format not in READABLE:
+            raise ModelError(
+                f"{source.format.name} cannot be converted to {fmt.name}", field=f"tensor {source.name!r}"
+            )
+        fmt.row_bytes(source.shape[-1])
+        put = object.__setattr__  # the class is frozen
+        put(self, "name", source.name)
+        put(self, "shape", source.shape)
+        put(self, "format", fmt)
+        put(self, "offset", source.offset)
+        put(self, "_source", source)
+        put(self, "_quantizer", quantizer)
+        put(self, "_importance", importance)
+        put(self, "_done", done)
+        put(self, "_kept", kept)
+
+    _source: Tensor
+    _quantizer: _native.Quantizer
+    _importance: Floats | None
+    _done: Callable[[int], None] | None
+    _kept: Kept | None
+
+    @property
+    def data(self) -> Bytes:
+        """uint8[..., bytes of a row], quantised now unless it was the last to be read."""
+        return self._make() if self._kept is None else self._kept.get(self.name, self._make)
+
+    def _make(self) -> Bytes:
+        row = self.format.row_bytes(self.shape[-1])
+        return np.concatenate(list(self.pieces())).reshape(*self.shape[:-1], row)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes it takes."""
+        return prod(self.shape[:-1]) * self.format.row_bytes(self.shape[-1])
+
+    def pieces(self) -> Iterator[Bytes]:
+        """The bytes of whole rows, piece after piece."""
+        columns = self.shape[-1]
+        rows = self._source.data.reshape(-1, self._source.format.row_bytes(columns))
+        matrices = 1 if self._importance is None else len(self._importance)
+        each = len(rows) // matrices
+        step = max(1, PIECE_BYTES // rows.shape[1])
+        for matrix in range(matrices):
+            weights = None if self._importance is None else self._importance[matrix]
+            for at in range(matrix * each, (matrix + 1) * each, step):
+                piece = rows[at : min(at + step, (matrix + 1) * each)]
+                yield self._convert(piece, weights, at)
+                if self._done is not None:
+                    self._done(len(piece) * columns)
+
+    def _convert(self, rows: Bytes, importance: Floats | None, first: int) -> Bytes:
+        try:
+            return self._quantizer.convert(
+                self._source.format.value,
+                np.ascontiguousarray(rows).reshape(-1),
+                self.format.value,
+                self.shape[-1],
+                importance,
+            )
+        except ValueError as error:
+            raise ModelError(
+                f"cannot be quantised to {self.format.name}: {error} (rows are counted from {first})",
+                field=f"tensor {self.name!r}",
+            ) from None
+
 
 Progress = Callable[[int, int], None]  # numbers that are written, and all of them
 PLAIN = frozenset({Format.F32, Format.F16, Format.BF16})
@@ -275,3 +367,71 @@ def described(metadata: Mapping[str, Any], mix: Mix, imatrix: ImportanceMatrix |
             "quantize.imatrix.chunks_count": imatrix.chunks,
         }
     return values
+
+
+# Models that are quantised while they are loaded: the file stays as it is.
+#
+#     with QuantisedFile(open_weights("Qwen3-0.6B"), "q4_k") as file:
+#         file.tensors["blk.0.ffn_up.weight"].format       # Format.Q4_K
+#
+# A tensor is quantised when a backend reads it, and only the last one is kept.
+
+
+class QuantisedFile(GGUF):
+    """An open model in the formats of a mix."""
+
+    def __init__(self, file: GGUF, mix: str, threads: int | None = None) -> None:
+        chosen = find_mix(mix, "quantize")
+        self.source = file
+        self.quantised_as = chosen.name
+        self.path, self.version, self.alignment = file.path, file.version, file.alignment
+        self.metadata = file.metadata
+        self._kept = Kept()
+        self.tensors = choose_tensors(file, chosen, threads=threads, kept=self._kept, at_load=True)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The paths of the source's files."""
+        return self.source.files
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def file_of(self, tensor: Tensor) -> Path:
+        """The path of the file that holds a tensor's source."""
+        return self.source.file_of(self.source.tensors[tensor.name])
+
+    def forget(self, tensor: Tensor | None = None, end: int | None = None) -> None:
+        """Let the system evict the pages of a tensor's source, or of all files."""
+        if tensor is None:
+            self.source.forget()
+        elif tensor.name in self.source.tensors:
+            self.source.forget(self.source.tensors[tensor.name])
+
+    def read_ahead(self, wanted: bool) -> None:
+        """Let the system read pages before they are asked for, as it does by itself, or only then."""
+        self.source.read_ahead(wanted)
+
+    def fingerprint(self) -> Fingerprint:
+        """The fingerprint of the source and the mix."""
+        return QuantisedFingerprint(self.source.fingerprint(), self.quantised_as)
+
+    def close(self) -> None:
+        """Close the source; data that is still referenced stays."""
+        self.source.close()
+        self.tensors = {}
+        self._kept.clear()
+
+
+class QuantisedFingerprint(Fingerprint):
+    """The fingerprint of a file, and of what is made of it."""
+
+    def __init__(self, source: Callable[[], str], mix: str) -> None:
+        super().__init__([])
+        self._source, self._mix = source, mix
+
+    def __call__(self) -> str:
+        """The fingerprint, as text."""
+        return hashlib.sha256(f"{self._source()} {self._mix}".encode()).hexdigest()

@@ -5,7 +5,7 @@ A token that a step excludes gets −inf. Ties are broken towards the lower toke
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,3 +104,31 @@ def draw(logits: Row, uniform: float) -> int:
 
 def _only(logits: Row, keep: NDArray[np.bool_]) -> Row:
     return np.where(keep, logits, np.float32(-np.inf))
+
+
+# Log-probabilities of a token and of the best ones beside it, on the host.
+
+Mask = NDArray[np.uint32]
+
+
+def measure(row: Row, token: int, n_top: int) -> tuple[float, list[tuple[int, float]]]:
+    """Log-probability of a token in a row's distribution, and those of the `n_top` best with their ids."""
+    logs = log_softmax(row)
+    n = min(n_top, len(logs))
+    if not n:
+        return float(logs[token]), []
+    best = np.argpartition(-logs, n - 1)[:n]
+    best = best[np.lexsort((best, -logs[best]))]
+    return float(logs[token]), [(int(i), float(logs[i])) for i in best if logs[i] > -np.inf]
+
+
+def measure_given(row: Row, tokens: Iterable[int]) -> list[tuple[int, float]]:
+    """Log-probabilities of certain tokens, with their ids."""
+    logs = log_softmax(row)
+    return [(token, float(logs[token])) for token in tokens]
+
+
+def allow(row: Row, mask: Mask) -> Row:
+    """A copy of a row in which tokens without a bit in the mask, uint32[n_vocab / 32], have −inf."""
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    return np.where(bits[: len(row)] != 0, row, np.float32(-np.inf)).astype(np.float32, copy=False)

@@ -23,7 +23,7 @@ from starlette.responses import Response
 from stretto.errors import InvalidRequest, StrettoError
 from stretto.models import read_spec
 from stretto.quantize import quantize_model
-from stretto.quantize.mixes import find_mix
+from stretto.quantize.choice import find_mix
 from stretto.server.blobs import hash_of
 from stretto.server.bodies import validated
 from stretto.server.callers import require_admin

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from stretto import Limits, hardware, load
-from stretto.hardware.cuda import cuda_devices
+from stretto.hardware.gpus import cuda_devices
 from stretto.llm import LLM
 from stretto.loading.images import find_encoder
 from stretto.server.errors import ApiError

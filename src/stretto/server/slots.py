@@ -20,8 +20,7 @@ from stretto.llm.base import EngineModel
 from stretto.loading.choose import check_download
 from stretto.loading.images import find_encoder
 from stretto.models import ModelSpec, read_spec
-from stretto.models.adapting import target_of
-from stretto.models.summary import model_memory
+from stretto.models.summary import model_memory, target_of
 from stretto.server.settings import ModelEntry, Settings
 from stretto.weights import hub
 from stretto.weights.adapters import read_adapter

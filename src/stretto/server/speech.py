@@ -13,7 +13,7 @@ from stretto.server.errors import ApiError, Json
 from stretto.server.generation import Generation
 from stretto.server.task_calls import call
 from stretto.tasks import Transcript
-from stretto.tasks.subtitles import srt, vtt
+from stretto.tasks.results import srt, vtt
 
 router = APIRouter(tags=["OpenAI"])
 

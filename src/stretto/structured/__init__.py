@@ -13,10 +13,9 @@
 The parsing is done by the `llguidance` library.
 """
 
-from stretto.structured.after import Constraint, constraint, with_budget
 from stretto.structured.compiler import Compiled, Compiler
 from stretto.structured.grammar import Grammar, as_grammar
-from stretto.structured.guide import Guide
+from stretto.structured.guide import Constraint, Guide, constraint, with_budget
 
 __all__ = [
     "Compiled",

@@ -22,12 +22,9 @@ from stretto.structured.checks import find_key, find_mentioned, with_options
 from stretto.structured.decided import decided
 from stretto.structured.grammar import Grammar, ascii_classes, choice_pattern
 from stretto.structured.guide import Guide, brief
-from stretto.structured.inlined import inlined
-from stretto.structured.keys import with_plain_keys
-from stretto.structured.merged import merged
-from stretto.structured.quoting import with_quotable_patterns
-from stretto.structured.scanner import UNIQUE_KEY
-from stretto.structured.unique import TokenTable, UniqueItems
+from stretto.structured.merged import inlined, merged
+from stretto.structured.quoting import with_plain_keys, with_quotable_patterns
+from stretto.structured.unique import UNIQUE_KEY, TokenTable, UniqueItems
 from stretto.structured.workers import WORKERS, Stopped, check_budget
 from stretto.text.tokenizer import Tokenizer
 from stretto.text.vocabulary import TokenType

@@ -14,12 +14,11 @@ from math import ceil, floor, isinf
 from typing import Any
 
 from stretto.structured.formats import TOO_WIDE, WIDE
-from stretto.structured.known import ANY, TYPE_OF_KEYWORD, Known
-from stretto.structured.names import property_names, with_match, with_property
-from stretto.structured.overlap import TYPES, Overlap, same, type_of, values_of
+from stretto.structured.names import ANY, TYPE_OF_KEYWORD, Known, property_names, with_match, with_property
+from stretto.structured.overlap import TYPES, Overlap, property_schemas, same, type_of, values_of
+from stretto.structured.patterns import only, other_texts
 from stretto.structured.places import NotExpressible, Schema, dereferenced, escaped, is_old, modern_items
 from stretto.structured.regular import complement, matches, region
-from stretto.structured.texts import only, other_texts
 from stretto.structured.workers import check_budget
 
 MAX_DEPTH = 80
@@ -354,3 +353,52 @@ def _spelled_out(value: Any) -> Schema:
         "required": list(value),
         "maxProperties": len(value),
     }
+
+
+# JSON schemas for values of which something is known: what cannot matter to these is left out.
+
+MAX_NAMES = 32
+MAX_NARROWED_DEPTH = 8
+_OBJECT_KEYWORDS = ("properties", "patternProperties", "additionalProperties")
+
+
+def narrowed(schema: Schema, fits: list[Schema], root: Schema, overlap: Overlap, depth: int = 0) -> Schema:
+    """A schema that says the same as another of values that fit all of `fits`, and anything of others.
+
+    >>> number, text = {"type": "number"}, {"type": "string", "minLength": 2}
+    >>> narrowed({"oneOf": [number, text]}, [{"type": "string"}], {}, Overlap({}))
+    {'oneOf': [{'type': 'string', 'minLength': 2}]}
+    """
+    schema = dereferenced(root, schema)
+    if isinstance(schema, bool) or depth > MAX_NARROWED_DEPTH:
+        return schema
+    out = dict(schema)
+    for key in ("anyOf", "oneOf"):
+        if isinstance(branches := schema.get(key), list):
+            out[key] = [part for part in branches if overlap.types([part, *fits])]
+            if not out[key]:
+                return False
+    for key in ("allOf", "anyOf", "oneOf"):
+        if isinstance(out.get(key), list):
+            out[key] = [narrowed(part, fits, root, overlap, depth + 1) for part in out[key]]
+    names = overlap.names(fits)
+    members = overlap.members(fits)
+    if names is None or not members or len(names) > MAX_NAMES or not schema.keys() & set(_OBJECT_KEYWORDS):
+        return out
+    # All names are known: each gets what is about it, and there are no others.
+    out = {key: value for key, value in out.items() if key not in _OBJECT_KEYWORDS}
+    parts: dict[str, Schema] = {}
+    for name in sorted(names):
+        known = [part for member in members for part in property_schemas(member, name)]
+        own = [narrowed(part, known, root, overlap, depth + 1) for part in about(schema, name)]
+        if (part := both(own)) is not True:
+            parts[name] = part
+    return {**out, "properties": parts}
+
+
+def about(schema: dict[str, Any], name: str) -> list[Schema]:
+    """The schemas of a property."""
+    found = [schema["properties"][name]] if name in schema.get("properties", {}) else []
+    patterns = schema.get("patternProperties", {})
+    found += [part for pattern, part in patterns.items() if matches(pattern, name, "#")]
+    return found or [schema.get("additionalProperties", True)]

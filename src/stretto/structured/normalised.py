@@ -263,3 +263,144 @@ def _joined(base: str, reference: str) -> str:
 def _quoted(place: str) -> str:
     """A pointer as the fragment of a URI."""
     return place.replace("%", "%25")
+
+
+# References to schemas in places where a schema has none, such as under a keyword that is unknown.
+
+
+def gathered(root: Schema) -> Schema:
+    """A schema whose references lead to places of schemas: what stands elsewhere is copied to `$defs`.
+
+    >>> made = gathered({"$ref": "#/kinds/a", "kinds": {"a": {"type": "null"}}})
+    >>> made["$ref"], made["$defs"]
+    ('#/$defs/kinds~1a', {'kinds/a': {'type': 'null'}})
+    """
+    strays = _Strays(root)
+    made = strays.rewrite(root)
+    if not strays.names or not isinstance(made, dict):
+        return root
+    copies: dict[str, Any] = {}
+    while waiting := strays.names.keys() - copies.keys():
+        copies |= {pointer: strays.rewrite(resolve(root, pointer)) for pointer in sorted(waiting)}
+    own = made.get("$defs", {})
+    return {**made, "$defs": {**own, **{strays.names[pointer]: part for pointer, part in copies.items()}}}
+
+
+class _Strays:
+    """The places that references lead to, and the names that they get in `$defs`."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        own = root.get("$defs", {}) if isinstance(root, dict) else {}
+        self._taken = set(own) if isinstance(own, dict) else None
+        self.names: dict[str, str] = {}  # by pointer
+
+    def rewrite(self, schema: Any) -> Any:
+        """A schema with other references."""
+        if not isinstance(schema, dict):
+            return schema
+        out = dict(schema)
+        if isinstance(reference := schema.get("$ref"), str) and self._is_stray(reference):
+            out["$ref"] = f"#/$defs/{escaped(self._name(reference))}"
+        for key, value in schema.items():
+            if key in MAPS and isinstance(value, dict):
+                out[key] = {name: self.rewrite(part) for name, part in value.items()}
+            elif key in LISTS and isinstance(value, list):
+                out[key] = [self.rewrite(part) for part in value]
+            elif key in SINGLE:
+                out[key] = self.rewrite(value)
+        return out
+
+    def _name(self, pointer: str) -> str:
+        if pointer not in self.names:
+            name = pointer.removeprefix("#/").replace("~1", "/").replace("~0", "~").replace("%", "_")
+            while name in (self._taken or ()):
+                name += "'"
+            self._taken = {*(self._taken or ()), name}
+            self.names[pointer] = name
+        return self.names[pointer]
+
+    def _is_stray(self, pointer: str) -> bool:
+        """Whether a pointer leads to a schema that stands where there are none."""
+        if not pointer.startswith("#/") or self._taken is None or resolve(self._root, pointer) is None:
+            return False
+        value: Any = self._root
+        parts = pointer.split("/")[1:]
+        while parts:
+            key = parts.pop(0)
+            inner = value.get(key) if isinstance(value, dict) else None
+            if key in MAPS and isinstance(inner, dict) and parts:
+                value = resolve(inner, f"#/{parts.pop(0)}")
+            elif key in LISTS and isinstance(inner, list) and parts and parts[0].isdecimal():
+                value = inner[int(parts.pop(0))]
+            elif key in SINGLE and isinstance(inner, (dict, bool)):
+                value = inner
+            else:
+                return True
+        return False
+
+
+# Deep JSON schemas in pieces: the parser reads JSON that is nested 128 brackets deep, and no deeper.
+
+MAX_DEPTH = 100  # of brackets, before a schema is moved
+
+
+def shallow(root: Schema) -> Schema:
+    """A schema whose deep parts stand in `$defs`; itself if there are none.
+
+    >>> shallow({"items": {"items": True}})
+    {'items': {'items': True}}
+    """
+    own = root.get("$defs", {}) if isinstance(root, dict) else None
+    if not isinstance(root, dict) or not isinstance(own, dict) or _depth(root) <= MAX_DEPTH:
+        return root
+    pieces = _Pieces()
+    rest = {key: value for key, value in root.items() if key != "$defs"}
+    made = pieces.schema(rest, 1)
+    moved = {name: pieces.part(part, 2) for name, part in own.items()}
+    while pieces.waiting:
+        name, part = pieces.waiting.pop()
+        moved[name] = pieces.schema(part, 2)
+    return {**made, "$defs": moved} if moved else made
+
+
+class _Pieces:
+    """The schemas that are moved, by their names in `$defs`."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[str, dict[str, Any]]] = []
+        self._n_moved = 0
+
+    def part(self, schema: Any, depth: int) -> Any:
+        """A schema at a depth, or a reference to it."""
+        if not isinstance(schema, dict):
+            return schema
+        if depth < MAX_DEPTH:
+            return self.schema(schema, depth)
+        self._n_moved += 1
+        self.waiting.append((f"stretto:d{self._n_moved}", schema))
+        return {"$ref": f"#/$defs/stretto:d{self._n_moved}"}
+
+    def schema(self, schema: dict[str, Any], depth: int) -> dict[str, Any]:
+        """A schema at a depth, with references to what is deep in it."""
+        return {key: self._within(key, value, depth) for key, value in schema.items()}
+
+    def _within(self, key: str, value: Any, depth: int) -> Any:
+        if key in LISTS and isinstance(value, list):
+            return [self.part(part, depth + 2) for part in value]
+        if key in SINGLE:
+            return self.part(value, depth + 1)
+        if key in MAPS and isinstance(value, dict):
+            return {name: self.part(part, depth + 2) for name, part in value.items()}
+        return value
+
+
+def _depth(value: Any) -> int:
+    """How deep brackets stand in brackets; without recursion."""
+    deepest, stack = 0, [(value, 0)]
+    while stack:
+        one, depth = stack.pop()
+        deepest = max(deepest, depth)
+        inner = one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+        stack += [(part, depth + 1) for part in inner]
+    return deepest

@@ -8,9 +8,9 @@ from math import inf, prod
 from typing import Any
 
 from stretto.structured.formats import APART, WIDE
+from stretto.structured.patterns import only
 from stretto.structured.places import NotExpressible, Schema, dereferenced
 from stretto.structured.regular import disjoint, matches, nothing_common
-from stretto.structured.texts import only
 from stretto.structured.workers import check_budget
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")

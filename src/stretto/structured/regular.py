@@ -22,16 +22,17 @@ from stretto.structured.automata import (
     all_of,
     any_of,
     characters,
+    expression,
     has_text,
     is_empty,
     opposite,
     other,
     ranges,
     repeat,
+    texts,
     then,
 )
-from stretto.structured.ecma import SPACES
-from stretto.structured.expressions import expression, texts
+from stretto.structured.patterns import SPACES
 from stretto.structured.places import NotExpressible, Schema
 
 MAX_REPEATS = 10_000

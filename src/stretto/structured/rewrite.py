@@ -13,15 +13,11 @@ from itertools import combinations
 from math import prod
 from typing import Any
 
-from stretto.structured.array_rules import contains, unique
 from stretto.structured.automata import limited_work
-from stretto.structured.closed import closed_objects
 from stretto.structured.formats import FORMATS, PATTERNS, STRICTER
-from stretto.structured.known import Known
-from stretto.structured.names import property_names
-from stretto.structured.narrowed import narrowed
-from stretto.structured.negation import Negation, both, cases, either
-from stretto.structured.object_rules import counts, dependencies
+from stretto.structured.keywords import Unevaluated, contains, counts, dependencies, unique
+from stretto.structured.names import Known, property_names
+from stretto.structured.negation import Negation, both, cases, either, narrowed
 from stretto.structured.overlap import TYPES, Overlap
 from stretto.structured.places import (
     LISTS,
@@ -29,15 +25,83 @@ from stretto.structured.places import (
     SINGLE,
     NotExpressible,
     Schema,
+    dereferenced,
     escaped,
     modern_items,
     refused,
     walk_references,
 )
 from stretto.structured.regular import apart, without_looking
-from stretto.structured.scanner import UNIQUE_KEY
-from stretto.structured.unevaluated import Unevaluated
+from stretto.structured.unique import UNIQUE_KEY
 from stretto.structured.workers import check_budget
+
+# Closed objects: properties that a schema does not name are forbidden, unless it says otherwise.
+
+_OPEN_WORDS = "additionalProperties patternProperties unevaluatedProperties propertyNames"
+_OPEN = frozenset(_OPEN_WORDS.split())
+# The schemas under these describe the same value.
+_SAME_LISTS = ("allOf", "anyOf", "oneOf")
+_SAME = frozenset({*_SAME_LISTS, "not", "if", "then", "else", "dependentSchemas", "dependencies"})
+
+
+def closed_objects(schema: Any) -> Any:
+    """A schema whose objects have only properties that are named, in it or in its branches.
+
+    >>> closed_objects({"properties": {"a": {}}})
+    {'properties': {'a': {}}, 'additionalProperties': False}
+    """
+    return _closed(schema, schema, is_part=False)
+
+
+def _closed(schema: Any, root: Schema, is_part: bool) -> Any:
+    """`is_part`: the schema stands in a branch of one that is closed itself."""
+    if not isinstance(schema, dict):
+        return schema
+    names = None if is_part else _names(schema, root, MAX_DEPTH)
+    closes = bool(names)
+    out = {key: _within(key, value, root, is_part or closes) for key, value in schema.items()}
+    if closes and names is not None:
+        if names <= schema.get("properties", {}).keys():
+            out["additionalProperties"] = False
+        else:
+            listed = {"properties": dict.fromkeys(sorted(names), True), "additionalProperties": False}
+            out["allOf"] = [*out.get("allOf", []), listed]
+    return out
+
+
+def _within(key: str, value: Any, root: Schema, is_part: bool) -> Any:
+    part = is_part and key in _SAME
+    if key in LISTS and isinstance(value, list):
+        return [_closed(item, root, part) for item in value]
+    if key in SINGLE:
+        return _closed(value, root, part)
+    if key in MAPS and isinstance(value, dict):
+        return {name: _closed(item, root, part) for name, item in value.items()}
+    return value
+
+
+def _names(schema: Schema, root: Schema, depth: int) -> set[str] | None:
+    """The properties that a schema and its branches name; None if one of them says what others may be."""
+    if isinstance(schema, bool) or depth == 0:
+        return set()
+    if schema.keys() & _OPEN:
+        return None
+    found = set(schema.get("properties", {}))
+    parts = [part for key in _SAME_LISTS for part in schema.get(key, [])]
+    parts += [schema[key] for key in ("if", "then", "else") if key in schema]
+    parts += [part for part in schema.get("dependentSchemas", {}).values() if isinstance(part, dict)]
+    if "$ref" in schema:
+        try:
+            parts.append(dereferenced(root, {"$ref": schema["$ref"]}))
+        except NotExpressible:
+            return None
+    for part in parts:
+        names = _names(part, root, min(depth - 1, 8))
+        if names is None:
+            return None
+        found |= names
+    return found
+
 
 MAX_SCHEMAS = 20_000  # after rewriting
 MAX_DEPTH = 100

@@ -16,8 +16,16 @@ from numpy.typing import NDArray
 
 from stretto.backends.onnx_session import OnnxSession, open_session
 from stretto.errors import ModelError
-from stretto.tasks.images.base import ACTIVATIONS, Classifier, Detector, Found, Segmenter
-from stretto.tasks.images.boxes import Floats, Integers, to_corners
+from stretto.tasks.images.base import (
+    ACTIVATIONS,
+    Classifier,
+    Detector,
+    Floats,
+    Found,
+    Integers,
+    Segmenter,
+    to_corners,
+)
 from stretto.tasks.images.prepare import Preparation, prepare
 from stretto.tasks.images.u2net import resize_mask, stretch
 from stretto.tasks.model import Source, TaskModel

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stretto.errors import InvalidRequest
-from stretto.text.budget import packed, size_of
+from stretto.text.guards import packed, size_of
 
 MAX_DEPTH = 64
 MAX_ITEMS = 300_000

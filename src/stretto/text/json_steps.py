@@ -15,7 +15,7 @@ from typing import Any
 import tokenizers
 
 from stretto.errors import ModelError
-from stretto.text.charsmap import check_charsmap
+from stretto.text.unigram import check_charsmap
 from stretto.weights.json_file import Fields
 
 Step = dict[str, Any]

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 
 from stretto.errors import ModelError
-from stretto.text.charsmap import check_charsmap
 from stretto.text.folder_config import TokenizerConfig
-from stretto.text.json_vocabulary import MAX_TOKENS
+from stretto.text.tokenizer_json import MAX_TOKENS
+from stretto.text.unigram import check_charsmap
 from stretto.text.vocabulary import PREFIX, TokenType
 from stretto.weights.json_file import read_bytes
-from stretto.weights.made_metadata import make_metadata
-from stretto.weights.metadata import Metadata
+from stretto.weights.metadata import Metadata, make_metadata
 
 MAX_FILE_BYTES = 128 << 20
 _UNIGRAM, _BPE = 1, 2

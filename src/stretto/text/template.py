@@ -244,7 +244,7 @@ class _Compiled:
 
     def run(self, data: Mapping[str, Any], extra: int) -> str:
         """Render plain data; special tokens are placeholders in the result."""
-        from stretto.text.budget import Budget
+        from stretto.text.guards import Budget
 
         return self.program.render({**data, **self.variables}, Budget(extra, spell=self.spell))
 

@@ -13,7 +13,7 @@ plan.py             all of it for one chat
 """
 
 from stretto.engine.types import ToolCall
+from stretto.tools.following import read_call
 from stretto.tools.grammar import call_grammar
-from stretto.tools.reading import read_call
 
 __all__ = ["ToolCall", "call_grammar", "read_call"]

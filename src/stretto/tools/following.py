@@ -2,16 +2,129 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 from stretto.engine.types import ToolCall
-from stretto.tools.json_reading import quoted
-from stretto.tools.marks import MarkedText
-from stretto.tools.parsing import CallParser
-from stretto.tools.source import Malformed, Source, Steps, overlap
+from stretto.errors import InvalidRequest
+from stretto.text.reasoning import ANSWER, REASONING, START, Format, Splitter, State
+from stretto.text.tokenizer import Tokenizer
+from stretto.tools.check import Tool
+from stretto.tools.format import MARKS, CallFormat, changed, is_mark, texts_of
+from stretto.tools.json_reading import Malformed, Source, Steps, overlap, quoted
+from stretto.tools.parsing import CallParser, call_of
+
+__all__ = ["CallReader", "read_call"]
+
+
+# Generated tokens as text in which special tokens are marks, with the reasoning left out.
+
+FIRST = 0xD800  # marks are lone surrogates here, which no decoded text can hold
+
+
+class Marks:
+    """The special tokens that matter to a format of calls and to one of reasoning, each with its mark.
+
+    `layout` and `states` are these formats in terms of the marks.
+    """
+
+    def __init__(self, layout: CallFormat, reasoning: Format | None, tokenizer: Tokenizer) -> None:
+        self._piece = tokenizer.piece
+        found = {ord(c) - MARKS for text in texts_of(layout) for c in text if is_mark(c)}
+        markers = [m for state in reasoning.states.values() for m in state.markers] if reasoning else []
+        found |= {token for text, token in tokenizer.specials.items() if any(text in m for m in markers)}
+        self.of_token = {token: chr(FIRST + number) for number, token in enumerate(sorted(found))}
+        self._spelled = {tokenizer.piece(token): mark for token, mark in self.of_token.items()}
+        self._tokens = {mark: token for token, mark in self.of_token.items()}
+        self.layout = changed(layout, self._from_planes)
+        self.states: Mapping[str, State] = {
+            name: State(state.shows, {self.marked(marker): to for marker, to in state.markers.items()})
+            for name, state in (reasoning.states.items() if reasoning else ())
+        }
+
+    @property
+    def openings(self) -> list[str]:
+        """The markers that open reasoning and are text."""
+        found = self.states[START].markers if self.states else {}
+        return [self.plain(marker) for marker, to in found.items() if to == REASONING]
+
+    def marked(self, text: str) -> str:
+        """A text with its special tokens as marks; of those that overlap, the longer."""
+        for special in sorted((one for one in self._spelled if one in text), key=len, reverse=True):
+            text = text.replace(special, self._spelled[special])
+        return text
+
+    def spelled(self, text: str) -> str:
+        """A text with its marks spelled out."""
+        if text.isascii():
+            return text
+        return "".join(self._piece(self._tokens[c]) if c in self._tokens else c for c in text)
+
+    def plain(self, text: str) -> str:
+        """A text without its marks."""
+        return text if text.isascii() else "".join(c for c in text if c not in self._tokens)
+
+    def _from_planes(self, text: str) -> str:
+        return "".join(self.of_token[ord(c) - MARKS] if is_mark(c) else c for c in text)
+
+
+class MarkedText:
+    """Spells the tokens of one answer.
+
+    Reasoning in blocks (`<think>`) is cut out before calls are looked for: those in it are none. Where
+    reasoning, answers and calls are messages with headers, which hold the calls' names, the headers are cut
+    out of the text around calls (`shown`).
+    """
+
+    def __init__(self, marks: Marks, tokenizer: Tokenizer, has_blocks: bool) -> None:
+        self.marks = marks
+        self._detokenizer = tokenizer.detokenizer()
+        states = marks.states
+        self._blocks = Splitter(states, START, keeps_marks=True) if states and has_blocks else None
+        self._headers = Splitter(states, ANSWER, keeps_marks=True) if states and not has_blocks else None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether text was taken that may yet be a marker of reasoning."""
+        return self._blocks is not None and self._blocks.is_held
+
+    def push(self, token: int) -> str:
+        """The marked text of a token, without reasoning."""
+        mark = self.marks.of_token.get(token)
+        if mark is not None:
+            return self.filter(self._detokenizer.cut() + mark)
+        return self.filter(self._detokenizer.push(token))
+
+    def answer(self) -> None:
+        """The answer begins: what came before, if anything, was reasoning."""
+        if self._blocks is not None:
+            self._blocks = Splitter(self.marks.states, ANSWER, keeps_marks=True)
+
+    def end(self) -> str:
+        """The rest of the marked text."""
+        rest = self.filter(self._detokenizer.flush())
+        return rest if self._blocks is None else rest + _answer(self._blocks.flush())
+
+    def filter(self, text: str) -> str:
+        """Marked text without the reasoning."""
+        return text if self._blocks is None else _answer(self._blocks.push(text))
+
+    def shown(self, text: str) -> str:
+        """The part of a marked text that is shown: no special tokens, and no headers."""
+        return self.marks.plain(text if self._headers is None else _answer(self._headers.push(text)))
+
+    def shown_end(self) -> str:
+        """The rest of what is shown."""
+        return "" if self._headers is None else self.marks.plain(_answer(self._headers.flush()))
+
+
+def _answer(pieces: list[tuple[str, bool]]) -> str:
+    return "".join(text for text, is_reasoning in pieces if not is_reasoning)
 
 
 @dataclass(frozen=True)
@@ -227,3 +340,109 @@ def _clean(value: Any) -> Any:
     if isinstance(value, list):
         return [_clean(one) for one in value]
     return {_clean(key): _clean(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+
+# Parses tool calls in generated text, whole or while it comes.
+#
+# `CallReader` belongs to a format and its tools; `follow` reads one text piece by piece and gives events:
+# text, the start of a call with its name, pieces of its arguments as JSON, and its end. What begins as a
+# call and cannot be read is text.
+
+
+def read_call(text: str) -> ToolCall:
+    """The call in a text that was generated with `call_grammar`.
+
+    >>> read_call('{"name": "now", "arguments": {}}').name
+    'now'
+    """
+    try:
+        found = call_of(json.loads(text))
+    except ValueError as error:
+        raise InvalidRequest(f"the text is no JSON, so no call: {error}", param="text") from None
+    if found is None:
+        raise InvalidRequest(f"the text is no call with a name and arguments: {text!r:.100}", param="text")
+    name, arguments, given = found
+    return ToolCall(name, arguments, given or call_id("", 0, name))
+
+
+def call_id(salt: str, number: int, name: str) -> str:
+    """An id of nine letters and digits, by the number of the call in its answer."""
+    return hashlib.sha256(f"{salt}\0{number}\0{name}".encode()).hexdigest()[:9]
+
+
+class CallReader:
+    """Finds calls written in a format that is bound to a vocabulary.
+
+    `has_blocks`: reasoning stands in blocks, and is told apart by their markers alone. `salt` tells the ids
+    of calls apart that have none of their own. Calls behind the first `most` are left out.
+    """
+
+    def __init__(
+        self,
+        layout: CallFormat,
+        tokenizer: Tokenizer,
+        reasoning: Format | None = None,
+        tools: Iterable[Tool] = (),
+        salt: str = "",
+        most: int | None = None,
+    ) -> None:
+        self._marks = Marks(layout, reasoning, tokenizer)
+        self._tokenizer = tokenizer
+        self.has_blocks = reasoning is not None and bool(reasoning.blocks)
+        self._schemas: Mapping[str, Any] = {tool.name: json.loads(tool.schema) for tool in tools}
+        self._salt = salt
+        self._most = most
+
+    def salted(self, salt: str) -> CallReader:
+        """The same reader with other ids for the calls."""
+        twin = copy(self)
+        twin._salt = salt
+        return twin
+
+    def follow(self) -> CallFollower:
+        """A follower of one answer."""
+        return CallFollower(
+            self._schemas,
+            MarkedText(self._marks, self._tokenizer, self.has_blocks),
+            lambda number, name: call_id(self._salt, number, name),
+            self._most,
+        )
+
+    def read(self, tokens: list[int]) -> tuple[str, tuple[ToolCall, ...]]:
+        """The text without the calls, and the calls."""
+        follower = self.follow()
+        events: list[Event] = []
+        for token in tokens:
+            events += follower.push(token)
+        return _collected([*events, *follower.end()])
+
+    def read_open(self, tokens: list[int]) -> tuple[str, tuple[ToolCall, ...]]:
+        """The reasoning and the calls of an answer that never closes its reasoning.
+
+        There are none unless they stand at its end.
+        """
+        follower = self.follow()
+        follower.answer()
+        events: list[Event] = []
+        for token in tokens:
+            events += follower.push(token)
+        events += follower.end()
+        last = max((i for i, event in enumerate(events) if event.call is not None), default=-1)
+        if last < 0 or "".join(event.text for event in events[last:]).strip():
+            return "", ()
+        text, calls = _collected(events)
+        for opening in self._marks.openings:
+            text = text.removeprefix(opening).lstrip()
+        return text, calls
+
+    def read_text(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
+        """As `read`, of a text with special tokens spelled out."""
+        follower = self.follow()
+        events = follower.push_spelled(text)
+        return _collected([*events, *follower.end()])
+
+
+def _collected(events: list[Event]) -> tuple[str, tuple[ToolCall, ...]]:
+    text = "".join(event.text for event in events)
+    calls = [event.call for event in events if event.call is not None]
+    return re.sub(r"\n{3,}", "\n\n", text).strip() if calls else text.strip(), tuple(calls)

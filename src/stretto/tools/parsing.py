@@ -7,11 +7,17 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from stretto.tools.element_reading import ElementReader
 from stretto.tools.format import ID, CallFormat, Elements, Literals, Tagged
-from stretto.tools.json_reading import read_json, read_key, read_literal, read_string
-from stretto.tools.source import Malformed, Source, Steps
-from stretto.tools.tag_reading import read_tags
+from stretto.tools.json_reading import (
+    Malformed,
+    Source,
+    Steps,
+    read_json,
+    read_key,
+    read_literal,
+    read_string,
+)
+from stretto.tools.tag_reading import ElementReader, read_tags
 
 NAME_KEYS = ("name", "tool_name")
 ARGUMENT_KEYS = ("arguments", "parameters")

@@ -10,10 +10,12 @@ from secrets import token_hex
 from types import NoneType
 from typing import Any
 
+from stretto.engine.aio import AsyncStream
 from stretto.engine.engine import Engine
 from stretto.engine.request import Request
 from stretto.engine.stream import TextStream
 from stretto.engine.types import Result
+from stretto.engine.worker import Worker
 from stretto.errors import InvalidRequest
 from stretto.structured import Grammar, as_grammar
 from stretto.text.reasoning import Format, Reasoning, find_format
@@ -21,9 +23,9 @@ from stretto.text.template import ChatTemplate, no_template
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.check import Choice, Tools, check_choice, check_tools
 from stretto.tools.finding import call_format
+from stretto.tools.following import CallReader
 from stretto.tools.format import is_mark
 from stretto.tools.grammar import calls_or_json, required_calls
-from stretto.tools.reading import CallReader
 
 
 @dataclass(frozen=True)
@@ -165,3 +167,26 @@ class ToolStream(TextStream):
     def result(self) -> Result:
         """The whole result; runs the rest of the generation first."""
         return self._plan.read(super().result)
+
+
+# The edge to asyncio: a stream of a chat's tokens whose result has the tool calls.
+
+
+class AsyncToolStream(AsyncStream):
+    """An async stream whose `await stream.result()` has the calls; its tokens are those of the whole text."""
+
+    def __init__(self, worker: Worker, make: Callable[[], tuple[Request[Any], ToolPlan]]) -> None:
+        plans: list[ToolPlan] = []
+
+        def begin() -> Request[Any]:
+            request, plan = make()
+            plans.append(plan)
+            return request
+
+        super().__init__(worker, begin)
+        self._plans = plans  # one, when the request has been made
+
+    async def result(self) -> Result:
+        """The whole result; runs the rest of the generation first."""
+        found = await super().result()
+        return self._plans[0].read(found)

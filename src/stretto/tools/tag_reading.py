@@ -7,10 +7,67 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from stretto.tools.format import TYPE, Tagged, shared_prefix
-from stretto.tools.json_reading import quoted, read_json
-from stretto.tools.source import Malformed, Sink, Source, Steps
-from stretto.tools.types import fits, types_of
+from stretto.tools.format import TYPE, Elements, Tagged, shared_prefix
+from stretto.tools.json_reading import Malformed, Sink, Source, Steps, quoted, read_json
+
+# The JSON types that a schema allows, as far as its keywords say.
+
+ALL = frozenset(("string", "integer", "number", "boolean", "null", "object", "array"))
+MAX_DEPTH = 16
+
+
+def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+    """The types of the values that a schema may allow; `root` has its definitions.
+
+    >>> sorted(types_of({"anyOf": [{"type": "string"}, {"const": None}]}, {}))
+    ['null', 'string']
+    """
+    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+        return ALL
+    types = ALL
+    if (kinds := schema.get("type")) is not None:
+        types = frozenset([kinds] if isinstance(kinds, str) else kinds) & ALL
+        types |= {"integer"} if "number" in types else frozenset()
+    if isinstance(schema.get("enum"), (list, tuple)):
+        types &= frozenset(type_name(value) for value in schema["enum"])
+    if "const" in schema:
+        types &= {type_name(schema["const"])}
+    if "$ref" in schema:
+        types &= types_of(resolved(schema["$ref"], root), root, depth + 1)
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), (list, tuple)):
+            parts = [types_of(part, root, depth + 1) for part in schema[key]]
+            types &= frozenset().union(*parts)
+    for part in schema.get("allOf") or ():
+        types &= types_of(part, root, depth + 1)
+    return types or ALL
+
+
+def resolved(reference: Any, root: Mapping[str, Any]) -> Any:
+    """The schema that a reference within `root` names; an empty one if there is none."""
+    found: Any = root
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return {}
+    for step in filter(None, reference[1:].split("/")):
+        step = step.replace("~1", "/").replace("~0", "~")
+        found = found.get(step) if isinstance(found, Mapping) else None
+    return {} if found is None else found
+
+
+def type_name(value: Any) -> str:
+    """The JSON type of a value; a whole number is an integer."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "boolean"
+    if isinstance(value, (int, float)):
+        return "integer" if float(value).is_integer() else "number"
+    return "string" if isinstance(value, str) else "object" if isinstance(value, Mapping) else "array"
+
+
+def fits(value: Any, types: frozenset[str]) -> bool:
+    """Whether a value is of one of these types, and no string."""
+    name = type_name(value)
+    return name != "string" and (name in types or (name == "integer" and "number" in types))
+
 
 _CONSTANTS = {"True": True, "False": False, "None": None}
 _WORD = re.compile(r"\w+")
@@ -148,3 +205,92 @@ def value_of(text: str, types: frozenset[str]) -> Any:
 
 def _no_constant(name: str) -> None:
     raise ValueError(name)
+
+
+# Arguments written as nested elements that have their names: read while they come, and given on as JSON.
+
+_ELEMENT_KEY = re.compile(r"[^\s<>\"'/]{1,256}")
+_NESTED = frozenset(("object", "array"))
+
+
+class ElementReader:
+    """Reads the arguments of one call; `root` is the schema of the function's parameters."""
+
+    def __init__(self, source: Source, sink: Sink, elements: Elements, root: Mapping[str, Any]) -> None:
+        self._source, self._sink, self._elements, self._root = source, sink, elements, root
+
+    def read(self) -> Steps[None]:
+        """Take all arguments, and give them on as a JSON object."""
+        yield from self._read_object(self._root)
+
+    def _read_object(self, schema: Any) -> Steps[None]:
+        schema, comma = self._branch(schema, "object"), ""
+        properties, others = schema.get("properties"), schema.get("additionalProperties", {})
+        self._sink("{")
+        while key := (yield from self._opening()):
+            self._sink(f"{comma}{json.dumps(key, ensure_ascii=False)}: ")
+            known = isinstance(properties, Mapping) and key in properties
+            yield from self._read_value(properties[key] if known else others, key)
+            comma = ", "
+        self._sink("}")
+
+    def _read_array(self, schema: Any) -> Steps[None]:
+        inner, comma = self._branch(schema, "array").get("items", {}), ""
+        self._sink("[")
+        while (yield from self._next()) == self._elements.item:
+            yield from self._opening()
+            self._sink(comma)
+            yield from self._read_value(inner, self._elements.item)
+            comma = ", "
+        self._sink("]")
+
+    def _read_value(self, schema: Any, name: str) -> Steps[None]:
+        """Take a value and the tag behind it."""
+        types, end = types_of(schema, self._root), f"{self._elements.mark}</{name}>"
+        if types & _NESTED and ("string" not in types or types == ALL):
+            first = yield from self._next()
+            if first or types <= _NESTED:
+                is_list = "array" in types and (first == self._elements.item or "object" not in types)
+                yield from self._read_array(schema) if is_list else self._read_object(schema)
+                yield from self._source.expect(end)
+                return
+        if types == {"string"}:
+            self._sink('"')
+            yield from self._source.until(end, lambda text: self._sink(quoted(text)))
+            self._sink('"')
+            return
+        parts: list[str] = []
+        yield from self._source.until(end, parts.append)
+        text = "".join(parts)
+        if not text and "string" not in types and types & _NESTED:
+            self._sink("{}" if "object" in types else "[]")
+        else:
+            self._sink(json.dumps(value_of(text, types), ensure_ascii=False))
+
+    def _next(self) -> Steps[str]:
+        """The name of the element that begins here, which is not taken."""
+        start = self._source.at
+        name = yield from self._opening()
+        self._source.at = start
+        return name
+
+    def _opening(self) -> Steps[str]:
+        """Take the tag before a value; its name, or nothing where no element begins."""
+        source, start = self._source, self._source.at
+        if (yield from source.skip(self._elements.mark + "<")):
+            name = yield from source.take(_ELEMENT_KEY)
+            if name and (yield from source.skip(">")):
+                return name
+        source.at = start
+        return ""
+
+    def _branch(self, schema: Any, kind: str, depth: int = 0) -> Mapping[str, Any]:
+        """The part of a schema that describes values of a type."""
+        if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+            return {}
+        if "$ref" in schema:
+            return self._branch(resolved(schema["$ref"], self._root), kind, depth + 1)
+        for part in [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]:
+            if kind in types_of(part, self._root):
+                return self._branch(part, kind, depth + 1)
+        return schema

@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 
 from stretto import _native
 from stretto.errors import InvalidRequest, ModelError
-from stretto.vision.encoder import projected
-from stretto.vision.positions import position_rows, rope_pairs, rotation
+from stretto.vision.encoder import patch_kernel, plain_tensors, position_rows, projected, rope_pairs, rotation
 from stretto.vision.spec import Grid, VisionSpec
-from stretto.vision.tensors import patch_kernel, plain_tensors
 from stretto.weights.formats import Format
 from stretto.weights.gguf import GGUF, Tensor
 

@@ -8,10 +8,8 @@ from math import erf
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.vision.encoder import projected
-from stretto.vision.positions import position_rows, rope_pairs, rotation
+from stretto.vision.encoder import patch_kernel, plain_tensors, position_rows, projected, rope_pairs, rotation
 from stretto.vision.spec import Grid, VisionSpec
-from stretto.vision.tensors import patch_kernel, plain_tensors
 from stretto.weights.gguf import GGUF
 
 Floats = NDArray[np.float32]

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from stretto.errors import InvalidRequest
+from stretto.vision.encoder import patch_kernel, plain_tensors, position_rows, rope_pairs, rotation
 from stretto.vision.families import FAMILIES
-from stretto.vision.positions import position_rows, rope_pairs, rotation
 from stretto.vision.spec import Grid, VisionSpec
-from stretto.vision.tensors import patch_kernel, plain_tensors
 from stretto.weights.formats import Format
 from stretto.weights.gguf import GGUF
 from stretto.weights.gguf import Tensor as FileTensor

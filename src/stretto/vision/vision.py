@@ -16,8 +16,7 @@ from stretto.vision.encoder import Encoder
 from stretto.vision.families import FAMILIES
 from stretto.vision.families.base import Part, Special, Text
 from stretto.vision.image import Image
-from stretto.vision.preprocess import grid_of, prepare
-from stretto.vision.queue import EncodedImage, EncodingQueue
+from stretto.vision.queue import EncodedImage, EncodingQueue, grid_of, prepare
 from stretto.vision.spec import VisionSpec
 
 # names of an image's tokens in vocabularies

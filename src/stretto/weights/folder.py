@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stretto.errors import ModelError
-from stretto.weights.fingerprint import Fingerprint
+from stretto.weights.files import Fingerprint
 from stretto.weights.gguf import GGUF
 from stretto.weights.json_file import read_bytes, read_object
 from stretto.weights.tensor import Tensor
 
 if TYPE_CHECKING:
-    from stretto.weights.safetensors_file import Shard
+    from stretto.weights.safetensors import Shard
 
 CONFIG = "config.json"
 
@@ -32,10 +32,9 @@ class Folder(GGUF):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         from stretto.weights.folders import convert
-        from stretto.weights.folders.dense import dense_modules
-        from stretto.weights.folders.pooling import sentence_keys
-        from stretto.weights.folders.shards import open_shards
-        from stretto.weights.made_metadata import make_metadata
+        from stretto.weights.folders.pooling import dense_modules, sentence_keys
+        from stretto.weights.folders.stored import open_shards
+        from stretto.weights.metadata import make_metadata
 
         self.path = Path(path)
         if not (self.path / CONFIG).exists():

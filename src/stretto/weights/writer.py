@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from stretto.errors import InvalidRequest
 from stretto.weights import formats
-from stretto.weights.files import atomic_write
+from stretto.weights.files import PartName, atomic_write
 from stretto.weights.formats import Format
 from stretto.weights.metadata import LENGTH, SCALARS, Strings, ValueType
 from stretto.weights.parser import (
@@ -37,7 +37,6 @@ from stretto.weights.parser import (
     MAX_NAME_BYTES,
     VERSIONS,
 )
-from stretto.weights.part_names import PartName
 from stretto.weights.tensor import Tensor
 
 _BY_DTYPE = {dtype: kind for kind, (_, dtype) in SCALARS.items()}

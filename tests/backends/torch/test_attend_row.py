@@ -10,8 +10,7 @@ if not has_triton() or not (is_interpreting() or torch.cuda.is_available()):
 
 from stretto.backends.torch.attention import plain_attend  # noqa: E402
 from stretto.backends.torch.kernels import attend_launch  # noqa: E402
-from stretto.backends.torch.plan import Work  # noqa: E402
-from stretto.backends.torch.scoring import Scoring  # noqa: E402
+from stretto.backends.torch.plan import Scoring, Work  # noqa: E402
 
 DEVICE = "cpu" if is_interpreting() else "cuda"
 TYPES = [torch.float32] if is_interpreting() else [torch.float32, torch.float16, torch.bfloat16]

@@ -15,7 +15,7 @@ from stretto.weights.formats import Format
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from stretto.backends.torch import layouts, nvrtc, packed_gemv, unpacking  # noqa: E402
+from stretto.backends.torch import cuda, layouts, matrix  # noqa: E402
 
 HERE = Path(__file__).parent
 PACKED = [Format.Q8_0, Format.Q4_0, Format.Q4_1, Format.MXFP4, Format.Q4_K, Format.Q5_K, Format.Q6_K]
@@ -56,7 +56,7 @@ def packed(fmt, rows, columns):
 
 def run(folder, name, part, x, out, *, blocks, gain=None, bias=None, **constants):
     """A kernel of these constants, compiled for this CPU."""
-    source = "".join((nvrtc.SOURCES / each).read_text() for each in ("batches.cuh", f"{name}.cu"))
+    source = "".join((cuda.SOURCES / each).read_text() for each in ("batches.cuh", f"{name}.cu"))
     for kind in ("int4", "uint4"):
         source = source.replace(f"extern __shared__ {kind} xs[];", f"{kind}* xs = ({kind}*)dynamic_shared;")
     source = source.replace('extern "C" __global__', "")
@@ -105,10 +105,10 @@ def test_one_row_is_normalised_rounded_multiplied_and_gated(fmt, tmp_path):
         SLICES=1,
         X=0,
         NORM=1,
-        THEN=packed_gemv.GATE,
+        THEN=cuda.GATE,
         ACT=1,
     )
-    y = in_octets(x * gain) @ unpacking.unpack(part).double().T * torch.rsqrt(x.pow(2).mean() + 1e-5)
+    y = in_octets(x * gain) @ matrix.unpack(part).double().T * torch.rsqrt(x.pow(2).mean() + 1e-5)
     assert error(out, torch.nn.functional.silu(y[:, ::2]) * y[:, 1::2]) < 1e-5
 
 
@@ -127,10 +127,10 @@ def test_slices_of_columns_are_summed_and_added_to_what_is_there(tmp_path):
         SLICES=2,
         X=1,
         NORM=0,
-        THEN=packed_gemv.ADD,
+        THEN=cuda.ADD,
         ACT=0,
     )
-    assert error(out, in_octets(x) @ unpacking.unpack(part).double().T + bias + 1) < 1e-5
+    assert error(out, in_octets(x) @ matrix.unpack(part).double().T + bias + 1) < 1e-5
 
 
 @needs_compiler
@@ -139,28 +139,28 @@ def test_a_few_rows_are_multiplied_with_weights_rounded_to_bfloat16(fmt, tmp_pat
     part, x, bias = packed(fmt, 88, 768), torch.randn(3, 768).bfloat16(), torch.randn(88)
     out = torch.zeros(3, 44)
     run(tmp_path, "few", part, x, out, blocks=2, bias=bias, SLICES=1, ROWS=4, GATED=1, ACT=1)
-    y = x.double() @ unpacking.unpack(part).bfloat16().double().T + bias
+    y = x.double() @ matrix.unpack(part).bfloat16().double().T + bias
     assert error(out, torch.nn.functional.silu(y[:, ::2]) * y[:, 1::2]) < 1e-5
 
 
 def test_without_nvrtc_the_error_names_the_remedy(monkeypatch):
-    monkeypatch.setattr(nvrtc, "_library", lambda: None)
+    monkeypatch.setattr(cuda, "_library", lambda: None)
     with pytest.raises(Unsupported, match="nvidia-cuda-nvrtc, or use exact=True"):
-        nvrtc.require()
+        cuda.require()
 
 
 def test_compiled_kernels_are_kept_in_the_users_cache(monkeypatch, tmp_path):
     monkeypatch.delenv("STRETTO_HOME", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert nvrtc.cache_folder() == tmp_path / "stretto" / "kernels"
+    assert cuda.cache_folder() == tmp_path / "stretto" / "kernels"
     monkeypatch.setenv("STRETTO_HOME", str(tmp_path / "home"))
-    assert nvrtc.cache_folder() == tmp_path / "home" / "kernels"
+    assert cuda.cache_folder() == tmp_path / "home" / "kernels"
 
 
 @pytest.mark.parametrize("columns", [256, 576, 2048, 4096, 14336])
 def test_every_slice_of_a_shape_has_steps(columns):
     part = packed(Format.Q8_0, 16, columns)
-    slices, batch, resident = packed_gemv.best_shape(part)
+    slices, batch, resident = cuda.best_shape(part)
     steps = part.part // part.layout.step
     assert slices == 1 or steps // slices >= batch
     assert resident * slices <= 4

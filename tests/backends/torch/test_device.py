@@ -6,7 +6,7 @@ import pytest
 
 from stretto.backends.torch import device
 from stretto.errors import Unsupported
-from stretto.hardware.cuda import CudaDevice
+from stretto.hardware.gpus import CudaDevice
 
 
 @pytest.fixture

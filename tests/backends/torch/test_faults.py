@@ -122,7 +122,7 @@ def test_errors_of_others_stay_what_they_are(backend, tokens, monkeypatch):
 
 
 def test_loading_without_memory_says_so(monkeypatch):
-    from stretto.backends.options import BackendOptions
+    from stretto.backends.base import BackendOptions
     from stretto.backends.torch import backend as module
     from stretto.backends.torch import open_torch
 

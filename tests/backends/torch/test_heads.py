@@ -5,7 +5,7 @@ import pytest
 from stretto.backends.torch.device import is_interpreting
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
-heads = pytest.importorskip("stretto.backends.torch.heads")
+heads = pytest.importorskip("stretto.backends.torch.attention_layer")
 
 
 @pytest.fixture(params=["plain", "kernels"])

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from stretto.backends.registry import BackendOptions
+from stretto.backends.base import BackendOptions
 from stretto.backends.torch import open_torch
 from stretto.errors import ModelError
 from tiny_models import tiny_file, tiny_spec

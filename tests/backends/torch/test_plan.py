@@ -8,9 +8,8 @@ import pytest
 from attention_plans import N_VOCAB, Device, check, check_step, items_at, prefill, records
 from stretto import _native
 from stretto.backends.batch import Batch, Decoding
-from stretto.backends.torch.plan import SPAN
+from stretto.backends.torch.plan import SPAN, run_numbers
 from stretto.backends.torch.planner import kinds_of
-from stretto.backends.torch.runs import run_numbers
 from stretto.cache.cells import Cells
 from tiny_models import tiny_spec, with_mixers
 

@@ -8,7 +8,7 @@ from tiny_models import decoded_logits, tiny_file, tiny_spec
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
-from stretto.backends.torch import prefetch  # noqa: E402
+from stretto.backends.torch import matrix as prefetch  # noqa: E402
 from stretto.backends.torch.backend import TorchBackend  # noqa: E402
 from stretto.backends.torch.device import is_hopper_or_newer  # noqa: E402
 from stretto.backends.torch.layouts import pack  # noqa: E402

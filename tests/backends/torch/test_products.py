@@ -6,19 +6,24 @@ import numpy as np
 import pytest
 
 from stretto.backends.matrices import Rows
-from stretto.backends.oracle import feed_forward, maths
+from stretto.backends.reference import feed_forward, layer
 from stretto.models.feed_forward import Routing
 from stretto.weights import formats
 from stretto.weights.formats import WRITABLE, Format
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from stretto.backends.torch import layouts, unpacking  # noqa: E402
+from stretto.backends.torch import layouts, matrix  # noqa: E402
 from stretto.backends.torch.device import is_interpreting  # noqa: E402
-from stretto.backends.torch.experts import assign, expert_product, mixture, route  # noqa: E402
+from stretto.backends.torch.feed_layer import (  # noqa: E402
+    assign,
+    expert_product,
+    mixture,
+    plain_route,
+    route,
+)
 from stretto.backends.torch.matrix import Matrix, interleaved, product  # noqa: E402
-from stretto.backends.torch.routing import plain_route  # noqa: E402
-from stretto.backends.torch.stack import Stack  # noqa: E402
+from stretto.backends.torch.weights import Stack  # noqa: E402
 
 pytestmark = [  # NumPy's, where the interpreter computes
     pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
@@ -58,7 +63,7 @@ def exact(rows: Rows):
 def test_packing_keeps_every_number(fmt: Format, columns: int) -> None:
     rows = rows_of(fmt, 37, columns)
     packed = layouts.pack(torch.from_numpy(rows.data), fmt, columns)
-    assert np.array_equal(unpacking.unpack(packed).numpy(), exact(rows))
+    assert np.array_equal(matrix.unpack(packed).numpy(), exact(rows))
 
 
 @pytest.mark.parametrize("fmt", [*PACKED, Format.BF16, Format.F16, Format.F32, Format.Q5_0])
@@ -95,7 +100,7 @@ def test_gate_and_up_become_one_product(activation: str, other: Format) -> None:
     x = torch.from_numpy(floats(3, 64))
     bias = interleaved(torch.from_numpy(floats(24)), torch.from_numpy(floats(24)))
     g, u = x.numpy() @ exact(gate).T + bias[::2].numpy(), x.numpy() @ exact(up).T + bias[1::2].numpy()
-    expected = maths.ACTIVATIONS[activation](g) * u
+    expected = layer.ACTIVATIONS[activation](g) * u
     found = product(x, m, bias=bias, activation=activation)
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-4)
 
@@ -122,10 +127,10 @@ def test_each_row_has_its_experts(fmt: Format, clamp: tuple[float, float] | None
         g = exact(pieces[e][0]) @ x[pair // used].numpy() + bias[e, ::2].numpy()
         u = exact(pieces[e][1]) @ x[pair // used].numpy() + bias[e, 1::2].numpy()
         if clamp is None:
-            expected = maths.silu(g) * u
+            expected = layer.silu(g) * u
         else:
             g, u = np.minimum(g, 7), np.clip(u, -7, 7)
-            expected = g * maths.sigmoid(np.float32(1.702) * g) * (u + 1)
+            expected = g * layer.sigmoid(np.float32(1.702) * g) * (u + 1)
         np.testing.assert_allclose(found[pair].numpy(), expected, rtol=1e-4, atol=1e-3)
 
 
@@ -180,7 +185,7 @@ def test_kernels_multiply_what_the_weights_mean(fmt: Format, n: int) -> None:
 @pytest.mark.skipif(not is_interpreting(), reason="kernels run on a GPU, or with TRITON_INTERPRET=1")
 @pytest.mark.parametrize("fmt", PACKED, ids=lambda fmt: fmt.name)
 def test_widened_weights_are_the_exact_ones(fmt: Format) -> None:
-    from stretto.backends.torch.kernels import widen
+    from stretto.backends.torch.kernels import packed as widen
 
     rows = rows_of(fmt, 37, 768)
     part = layouts.pack(torch.from_numpy(rows.data), fmt, 768)

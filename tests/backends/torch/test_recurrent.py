@@ -7,16 +7,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from stretto.backends.oracle import recurrent as oracle
-from stretto.backends.oracle.layer import LayerWeights
+from stretto.backends.reference import mixers as oracle
+from stretto.backends.reference.layer import LayerWeights
 from stretto.backends.torch.device import is_interpreting
-from stretto.backends.torch.runs import TILE, run_numbers, runs
+from stretto.backends.torch.plan import TILE, run_numbers, runs
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.models.mixers import Convolution, DeltaNet, Mamba2
 from stretto.models.parts import Norm
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
-recurrent = pytest.importorskip("stretto.backends.torch.recurrent")
+recurrent = pytest.importorskip("stretto.backends.torch.recurrent_layer")
 
 
 NORM = Norm("ssm_norm", 1e-5)

@@ -5,14 +5,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from stretto.backends.oracle import streams as oracle
-from stretto.backends.oracle.layer import LayerWeights
+from stretto.backends.reference import feed_forward as oracle
+from stretto.backends.reference.layer import LayerWeights
 from stretto.backends.torch.device import is_interpreting
-from stretto.models.parts import Norm
-from stretto.models.streams import LayerInput, LowRank, PerLayer, Streams
+from stretto.models.parts import LayerInput, LowRank, Norm, PerLayer, Streams
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
-streams = pytest.importorskip("stretto.backends.torch.streams")
+streams = pytest.importorskip("stretto.backends.torch.streams_layer")
 
 N, WIDTH, N_STREAM, SIZE, N_LAYER = 5, 24, 4, 8, 3
 

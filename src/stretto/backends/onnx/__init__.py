@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from stretto.backends.base import BackendOptions
 from stretto.backends.onnx.backend import OnnxBackend
-from stretto.backends.onnx.cells_backend import OnnxCellsBackend
-from stretto.backends.onnx.cells_graph import is_cells_graph, read_cells_graph
+from stretto.backends.onnx.cells import OnnxCellsBackend, is_cells_graph, read_cells_graph
 from stretto.backends.onnx.graph import DecoderGraph, read_graph
 from stretto.backends.onnx.packing import open_packed
 from stretto.backends.onnx.spec import DecoderSpec, read_decoder_spec
 from stretto.backends.onnx_session import require_merged
-from stretto.backends.registry import BackendOptions
 from stretto.errors import Unsupported
 from stretto.weights.onnx import read_onnx
 from stretto.weights.onnx.folder import OnnxFolder

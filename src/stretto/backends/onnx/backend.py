@@ -6,24 +6,136 @@ gathered from it, or is what the last call left. What a causal graph cannot comp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import Batch, Capabilities, Decoding, FusedRun
-from stretto.backends.looping import batch_of
-from stretto.backends.onnx.base import PoolBackend
-from stretto.backends.onnx.calls import Caller, failure
-from stretto.backends.onnx.graph import DecoderGraph
-from stretto.backends.onnx.kept import Presents
-from stretto.backends.onnx.loop import run_loop
+from stretto.backends.base import Batch, Capabilities, Decoding, FusedRun, NoSlots
+from stretto.backends.looping import batch_of, goes_on, is_interrupted, next_uniform
+from stretto.backends.onnx.calls import Caller, Presents, Tail, failure
+from stretto.backends.onnx.graph import DecoderGraph, Plane
+from stretto.backends.onnx.packing import Packing
 from stretto.backends.onnx.plan import Chain, check_exact, plan
-from stretto.backends.onnx.pool import HeadPool
+from stretto.backends.onnx.pool import HeadPool, Pool
 from stretto.backends.onnx.spec import DecoderSpec
-from stretto.backends.onnx.tail import Tail
 from stretto.backends.onnx_session import OnnxSession
+from stretto.errors import Unsupported
+from stretto.sampling.sampler import choose
+
+# The part that both backends of ONNX decoders share: a session, a pool of cells, and what a graph lacks.
+
+Bytes = NDArray[np.uint8]
+
+
+class PoolBackend(NoSlots):
+    """A decoder on ONNX Runtime whose K and V are in a pool on the host."""
+
+    name = "onnx"
+    precision = "exact"
+    capabilities: Capabilities
+    packing = Packing()  # which products the native kernels compute
+
+    def __init__(self, session: OnnxSession, decoder: DecoderSpec, pool: Pool, threads: int) -> None:
+        self.session = session
+        self.decoder = decoder
+        self.spec = decoder.spec
+        self.pool = pool
+        self.n_cells = pool.n_cells
+        self.active_threads = threads
+        self.cell_bytes = pool.cell_bytes
+        self.cell_layout = f"onnx {pool.dtype.name}, {_layout(pool.planes)}"
+
+    @property
+    def device(self) -> str:
+        """The device that the session runs on."""
+        return self.session.device
+
+    def _before_reading(self) -> None:
+        """See that the pool has everything."""
+
+    def _before_writing(self, cells: Ints) -> None:
+        """Note that cells of the pool get new contents."""
+
+    def hidden(self, batch: Batch) -> Floats:
+        """A graph returns logits only."""
+        self.capabilities.require("hidden", self.name)
+        raise AssertionError  # the line above has raised
+
+    def loop(self, run: FusedRun) -> tuple[list[int], Floats]:
+        """Only the native backend has a loop of its own."""
+        raise Unsupported(f"the {self.name} backend has no fused loop; backend='native' has")
+
+    def copy_cells(self, source: Ints, target: Ints) -> None:
+        """Copy K and V of cells `source` to cells `target`."""
+        self._before_reading()
+        self._before_writing(target)
+        self.pool.copy(source, target)
+
+    def rotate_cells(self, cells: Ints, delta: int) -> None:
+        """Rotate keys by `delta` positions, with the rope that the model's files give."""
+        self.capabilities.require("shift", self.name)
+        self._before_reading()
+        self._before_writing(cells)
+        self.pool.rotate(cells, delta, self.decoder.ropes)
+
+    def read_cells(self, cells: Ints) -> Bytes:
+        """uint8[n, cell_bytes], plane by plane."""
+        self._before_reading()
+        return self.pool.read(cells)
+
+    def write_cells(self, cells: Ints, data: Bytes) -> None:
+        """Write K and V of `cells`, in the format of `read_cells`."""
+        self._before_reading()
+        self._before_writing(cells)
+        self.pool.write(cells, data)
+
+    def close(self) -> None:
+        """Free the session and the cache."""
+        self.pool.arrays.clear()
+        self.session.close()
+
+
+def _layout(planes: Sequence[Plane]) -> str:
+    """The planes in words, for the check of data from elsewhere."""
+    kinds = " ".join(dict.fromkeys(f"{plane.heads}x{plane.size}" for plane in planes))
+    return f"{len({plane.layer for plane in planes})} layers, heads {kinds}"
+
+
+# The fused loop of ONNX decoders: several tokens of one sequence without the engine's steps between them.
+#
+# Sampling and accepting a token are the engine's own, so it makes the same tokens. It saves the plan, the
+# batch and the bookkeeping of a step, which a model of a few milliseconds a token notices.
+
+
+def run_loop(run: FusedRun, compute: Callable[[list[int]], Floats]) -> tuple[list[int], Floats]:
+    """Sample tokens, and have those computed that were not yet, until one ends it.
+
+    `compute` returns float32[1, n_vocab], the logits after the last of some tokens.
+    """
+    found: list[int] = []
+    row = run.logits
+    assert isinstance(row, np.ndarray)  # rows of this backend are on the host
+    run.logits = np.empty(0, np.float32)  # the memory of the row can be used again
+    while len(found) < len(run.cells):
+        begun = time.perf_counter()
+        if run.hooks:
+            row = row.copy()  # logits belong to whoever computed them
+            for hook in run.hooks:
+                hook(row, run.tokens)
+        found.append(choose(row, run.params, run.tokens, run.n_prompt, next_uniform(run), run.mask))
+        run.sampling += time.perf_counter() - begun
+        if not goes_on(run, found):
+            break
+        del row
+        row = compute(found[run.n_run :])[0]
+        run.n_run = len(found)
+        if is_interrupted(run):
+            break
+    return found, row
+
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from stretto.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from stretto.backends.options import BackendOptions
+    from stretto.backends.base import BackendOptions
     from stretto.backends.torch.backend import TorchBackend
     from stretto.models.spec import ModelSpec
     from stretto.weights.gguf import GGUF

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from stretto.backends.torch.device import Tensor, uses_kernels
-from stretto.backends.torch.plan import Work
+from stretto.backends.torch.plan import Scoring, Work
 from stretto.backends.torch.planes import Plane, read, write
-from stretto.backends.torch.scoring import Scoring
 
 PLAIN_ROWS = 128  # rows whose scores the plain version holds at a time
 
@@ -50,7 +49,7 @@ def store(k: Tensor, v: Tensor | None, keys: Plane, values: Plane | None, cells:
         if x is None or plane is None:
             continue
         if uses_kernels(x):
-            from stretto.backends.torch.kernels.store import launch_store
+            from stretto.backends.torch.kernels.cells import launch_store
 
             launch_store(x, plane, cells)
         else:

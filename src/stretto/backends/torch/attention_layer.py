@@ -9,15 +9,13 @@ import torch
 from stretto.backends.torch import attention, planes
 from stretto.backends.torch.device import Tensor, uses_kernels
 from stretto.backends.torch.launching import Form, form_of
-from stretto.backends.torch.matrix import product
+from stretto.backends.torch.matrix import BLOCK, prefetch_arguments, product
 from stretto.backends.torch.passes import Pass
-from stretto.backends.torch.plan import Work
-from stretto.backends.torch.prefetch import BLOCK, prefetch_arguments
-from stretto.backends.torch.rowwise import NormWeights, power_of_two
+from stretto.backends.torch.plan import Scoring, Work
+from stretto.backends.torch.rowwise import NormWeights, norm, power_of_two
 from stretto.backends.torch.rowwise import norm as normalize
-from stretto.backends.torch.scoring import Scoring
 from stretto.backends.torch.weights import LayerWeights
-from stretto.models.mixers import Attention
+from stretto.models.mixers import Attention, Latent
 from stretto.models.parts import Norm
 
 HEADS = 8  # that one program turns
@@ -254,3 +252,63 @@ def _gain(norm: NormWeights | None) -> int:
     if norm is None or norm.weight is None:
         return 0
     return 1 if norm.part.over == "head" else 2
+
+
+# Products of each head with a matrix of its own, for latent attention.
+
+
+def head_product(x: Tensor, w: Tensor) -> Tensor:
+    """x [n, heads, d] times w [heads, r, d], head by head: [n, heads, r], of x's dtype.
+
+    The numbers of a head stand together in x; rows and heads may have gaps between them.
+    """
+    if uses_kernels(x):
+        from stretto.backends.torch.kernels import dense as kernels
+
+        return kernels.head_product(x, w)
+    import torch
+
+    rows = [torch.einsum("hd,hrd->hr", row.float(), w.float()) for row in x]
+    return torch.stack(rows).to(x.dtype) if rows else x.new_empty((0, *w.shape[:2]))
+
+
+# Latent attention (MLA): attention over one compressed vector for each cell.
+
+
+class LatentLayer:
+    """Attention with one K/V head, whose V is the first part of K."""
+
+    def __init__(self, mixer: Latent, w: LayerWeights, index: int, n_embd: int) -> None:
+        self.mixer, self.index, self.dtype = mixer, index, w.dtype
+        rows = mixer.n_head * (mixer.nope_size + mixer.rope_size)
+        self.compress = w.matrix({"attn_q_a": mixer.q_rank}, n_embd) if mixer.q_rank else None
+        self.q_norm = w.norm(mixer.q_norm, mixer.q_rank)
+        self.query = w.matrix({"attn_q_b" if mixer.q_rank else "attn_q": rows}, mixer.q_rank or n_embd)
+        self.latent = w.matrix({"attn_kv_a_mqa": mixer.rank + mixer.rope_size}, n_embd)
+        self.kv_norm = w.norm(mixer.kv_norm, mixer.rank)
+        self.k_b = w.heads("attn_k_b", mixer.n_head, mixer.rank, mixer.nope_size)
+        self.v_b = w.heads("attn_v_b", mixer.n_head, mixer.value_size, mixer.rank)
+        self.output = w.matrix({"attn_output": n_embd}, mixer.n_head * mixer.value_size)
+        self.rope = w.weights.rope(mixer.rope)
+        self.scoring = Scoring(mixer.scale)
+
+    def __call__(self, x: Tensor, run: Pass) -> Tensor:
+        """dtype[n, n_embd]: what the layer adds, from normalised rows."""
+        mixer, n, keys = self.mixer, len(x), run.memory.keys[self.index]
+        assert keys is not None
+        q = x if self.compress is None else norm(product(x, self.compress), self.q_norm, self.dtype)
+        q = product(q, self.query).view(n, mixer.n_head, -1)
+        cos, sin = self.rope.at(run.turns)
+        plain = head_product(q[..., : mixer.nope_size], self.k_b)
+        rotated = self.rope.rotate(q[..., mixer.nope_size :].float(), cos, sin)
+        queries = torch.cat((plain.float(), rotated), dim=2).to(planes.operand(keys))
+        compressed = product(x, self.latent, out_dtype=torch.float32)
+        latent = norm(compressed[:, : mixer.rank], self.kv_norm, torch.float32)
+        key = self.rope.rotate(compressed[:, None, mixer.rank :], cos, sin)[:, 0]
+        attention.store(torch.cat((latent, key), dim=1)[:, None], None, keys, None, run.cells)
+        work, values = run.plan.work(None, True), keys[..., : mixer.rank]
+        watch(run, queries, keys, work, self.scoring)
+        mixed = torch.empty(n, mixer.n_head * mixer.rank, dtype=self.dtype, device=x.device)
+        attention.attend(queries, keys, values, work, self.scoring, mixed)
+        heads = head_product(mixed.view(n, mixer.n_head, -1), self.v_b)
+        return product(heads.reshape(n, -1), self.output)

@@ -7,14 +7,12 @@ from collections.abc import Callable
 import torch
 
 from stretto.backends.torch.activations import activate
-from stretto.backends.torch.attention_layer import AttentionLayer
+from stretto.backends.torch.attention_layer import AttentionLayer, LatentLayer
 from stretto.backends.torch.cells import DeviceCells
 from stretto.backends.torch.device import Tensor
 from stretto.backends.torch.feed_layer import DenseLayer, feed_layer
-from stretto.backends.torch.latent_layer import LatentLayer
-from stretto.backends.torch.matrix import product
+from stretto.backends.torch.matrix import Prefetch, product
 from stretto.backends.torch.passes import Pass
-from stretto.backends.torch.prefetch import Prefetch
 from stretto.backends.torch.recurrent_layer import RecurrentLayer
 from stretto.backends.torch.rowwise import NormWeights, add_norm, cap, norm
 from stretto.backends.torch.streams_layer import (

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from stretto.errors import Unsupported
-from stretto.hardware.cuda import cuda_devices
+from stretto.hardware.gpus import cuda_devices
 
 Tensor = Any  # torch.Tensor: torch is an extra
 INSTALL = "pip install 'stretto[cuda]'"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from stretto.backends.torch import activations, nvrtc, packed_gemv
+from stretto.backends.torch import activations, cuda
 from stretto.backends.torch.attention_layer import AttentionLayer
 from stretto.backends.torch.decoder import Decoder, DecoderLayer
 from stretto.backends.torch.device import Tensor
@@ -49,7 +49,7 @@ def is_dense(decoder: Decoder) -> bool:
 def prepare(decoder: Decoder) -> None:
     """Check what packed weights need: `Unsupported` if kernels cannot be compiled here."""
     if any(isinstance(part, Packed) for matrix in _matrices(decoder) for part in matrix.parts):
-        nvrtc.require()
+        cuda.require()
 
 
 def _matrices(decoder: Decoder) -> Iterator[Matrix]:
@@ -126,7 +126,7 @@ def gemv(
     how: dict[str, Any] = {
         "gain": None if norm is None else norm.weight,
         "eps": 0.0 if norm is None else norm.part.eps,
-        "then": packed_gemv.GATE if activation else packed_gemv.ADD if adds else packed_gemv.WRITE,
+        "then": cuda.GATE if activation else cuda.ADD if adds else cuda.WRITE,
         "act": activations.code(activation),
     }
     first = 0
@@ -134,7 +134,7 @@ def gemv(
         last = first + part.rows
         to = out[:, first // 2 : last // 2] if activation else out[:, first:last]
         some = None if bias is None else bias[first:last]
-        run_part: Any = _dense_gemv if isinstance(part, Dense) else packed_gemv.gemv
+        run_part: Any = _dense_gemv if isinstance(part, Dense) else cuda.gemv
         run_part(x, part, to, bias=some, **how)
         first = last
     return out
@@ -152,7 +152,7 @@ def _dense_gemv(
     act: int,
 ) -> None:
     """`packed_gemv.gemv` with weights that are not packed."""
-    from stretto.backends.torch.kernels import lean as kernels
+    from stretto.backends.torch.kernels import dense as kernels
     from stretto.backends.torch.kernels.early import early_options
 
     n, k = part.weight.shape

@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 
 from stretto.backends.torch.cells import DeviceCells
 from stretto.backends.torch.device import Tensor
-from stretto.backends.torch.matrix import Matrix
-from stretto.backends.torch.plan import Plan
-from stretto.backends.torch.prefetch import Prefetch, prefetch_of
-from stretto.backends.torch.runs import Runs
+from stretto.backends.torch.matrix import Matrix, Prefetch, prefetch_of
+from stretto.backends.torch.plan import Plan, Runs
 
 
 @dataclass

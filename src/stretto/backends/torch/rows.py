@@ -13,9 +13,9 @@ from stretto.backends.torch.device import Tensor, uses_kernels
 from stretto.backends.torch.penalties import Penalties
 from stretto.backends.torch.sampler import ALIGNMENT, Ask, Measured, Sampler
 from stretto.errors import InvalidRequest
-from stretto.sampling.measure import allow, measure
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.sampler import WRONG, choose
+from stretto.sampling.transforms import allow, measure
 
 Floats = NDArray[np.float32]
 

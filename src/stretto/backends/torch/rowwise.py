@@ -9,7 +9,7 @@ import torch
 
 from stretto.backends.torch.device import Tensor, uses_kernels
 from stretto.backends.torch.launching import Form, form_of
-from stretto.backends.torch.prefetch import BLOCK, Prefetch, prefetch_arguments
+from stretto.backends.torch.matrix import BLOCK, Prefetch, prefetch_arguments
 from stretto.models.parts import Norm
 
 # A kernel, the weights that it takes (None: not there), and epsilons and groups.

@@ -7,22 +7,46 @@ while they run; their logits, which outlast a step, are outside of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from weakref import ref
 
 import torch
 
 from stretto.backends.torch import lean
-from stretto.backends.torch.ahead import Ahead
 from stretto.backends.torch.decoder import Decoder
 from stretto.backends.torch.device import Tensor, capturing, is_hopper_or_newer, uses_kernels
+from stretto.backends.torch.launching import compiling, is_known_version
+from stretto.backends.torch.lean import is_dense
+from stretto.backends.torch.matrix import MOST_ROWS
 from stretto.backends.torch.memory import free_again, has_room, is_out_of_memory
 from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.plan import Plan
-from stretto.backends.torch.prefetch import MOST_ROWS
 from stretto.backends.torch.rows import Logits, RowSampler, TorchRows
 from stretto.backends.torch.views import append_cells
+
+# Kernels of a new kind of pass, compiled several at a time before it.
+
+
+class Ahead:
+    """Walks through a pass once without computing it, so that all kernels it will launch are compiled.
+
+    Only passes of dense models, whose integers are all made by the planner: experts are chosen by kernels,
+    and what has not been computed must not be an index.
+    """
+
+    def __init__(self, decoder: Decoder, device: torch.device) -> None:
+        on_gpu = device.type == "cuda" and uses_kernels(torch.empty(0, device=device))
+        self._is_able = on_gpu and is_known_version() and is_dense(decoder)
+        self._seen: set[Hashable] = set()
+
+    def compile(self, kind: Hashable, run: Callable[[], Tensor]) -> None:
+        """Compile what `run` launches, if this is the first pass of its kind."""
+        if self._is_able and kind not in self._seen:
+            self._seen.add(kind)
+            with compiling():
+                run()
+
 
 MOST_GRAPHS = 24  # the oldest goes when there are more
 SPARE_BYTES = 256 << 20  # that must be free before another one is captured

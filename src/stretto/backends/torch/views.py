@@ -10,7 +10,7 @@ from typing import Any
 
 from stretto import _native
 from stretto.backends.torch.device import Tensor, uses_kernels
-from stretto.backends.torch.sending import Sender
+from stretto.backends.torch.upload import Sender
 
 
 class Views:
@@ -46,7 +46,7 @@ def append_cells(
 ) -> None:
     """Make each row's cell the last that it attends to in its view: the beginning of a decode step."""
     if uses_kernels(views):
-        from stretto.backends.torch.kernels.append import launch_append
+        from stretto.backends.torch.kernels.cells import launch_append
 
         launch_append(views, places, offsets, lengths, cells, positions)
         return

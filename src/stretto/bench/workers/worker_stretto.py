@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import stretto
-from stretto.hardware.cuda import cuda_devices
+from stretto.hardware.gpus import cuda_devices
 
 
 class Worker:

@@ -8,5 +8,5 @@ loop.py         lines in, turns and commands out      completion.py    Tab
 markdown.py     Markdown in blocks                    live.py          lines that may still change
 screen.py       where answers are shown               notes.py         lines about the chat itself
 
-`stretto.cli.conversation` has the tree of turns.
+`stretto.cli.chatting.conversation` has the tree of turns.
 """

@@ -2,20 +2,196 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
 
 from stretto import config
-from stretto.cli.chatting import files, looks, room
+from stretto.cli.chatting import files
+from stretto.cli.chatting.answers import Answer, Piece
+from stretto.cli.chatting.conversation import Conversation, Turn, images_of
 from stretto.cli.chatting.notes import note, pairs, show
-from stretto.cli.chatting.pictures import unquoted
-from stretto.cli.chatting.session import Chat
-from stretto.cli.conversation import images_of
+from stretto.cli.chatting.session import Chat, unquoted
 from stretto.cli.output import clean
 from stretto.errors import InvalidRequest
 from stretto.options.generating import BY_NAME
 from stretto.weights import hub
+
+if TYPE_CHECKING:
+    from stretto.text.tokenizer import Tokenizer
+
+
+# What `/tree` and `/tokens` show.
+
+SHOWN_TURN = 60  # characters
+SHOWN_TOKENS = 12  # the least certain ones
+SURE, LIKELY = 0.9, 0.5  # probabilities from which a token is green, or yellow; others are red
+
+
+def tree_rows(conversation: Conversation) -> Iterator[tuple[str, Turn]]:
+    """All turns, each with the lines that join it to its branch; a chain without branches is not indented."""
+    waiting = [(turn, first, rest) for turn, first, rest in _joined(conversation.roots, "")][::-1]
+    while waiting:
+        turn, first, rest = waiting.pop()
+        yield first, turn
+        waiting += _joined(turn.children, rest)[::-1]
+
+
+def _joined(turns: list[Turn], prefix: str) -> list[tuple[Turn, str, str]]:
+    """Turns of one parent: the lines in front of each, and in front of what follows it."""
+    if len(turns) < 2:
+        return [(turn, prefix, prefix) for turn in turns]
+    *upper, last = turns
+    return [(turn, f"{prefix}├ ", f"{prefix}│ ") for turn in upper] + [(last, f"{prefix}└ ", f"{prefix}  ")]
+
+
+def tree_text(conversation: Conversation) -> Text:
+    """The tree of a conversation, a line for each turn; those that led here are bold."""
+    here, text = set(conversation.path), Text()
+    for joint, turn in tree_rows(conversation):
+        style = "bold" if turn in here else ""
+        text.append(joint, "dim").append(f"{turn.number} ", "green" if turn in here else "dim")
+        text.append(_short(turn.text() or "(an image)"), style).append(" → ", "dim")
+        text.append(_short(turn.answer or ""), style)
+        text.append("  ← here\n" if turn is conversation.head else "\n", "green")
+    text.rstrip()
+    return text
+
+
+def _short(text: str) -> str:
+    line = clean(" ".join(text[: 8 * SHOWN_TURN].split()))
+    return line if len(line) <= SHOWN_TURN else line[: SHOWN_TURN - 1] + "…"
+
+
+def probability(piece: Piece) -> float:
+    """The probability that the model gave a token; 1 if it was not measured."""
+    return 1.0 if piece.logprob is None else math.exp(piece.logprob)
+
+
+def _style(share: float) -> str:
+    return "green" if share >= SURE else "yellow" if share >= LIKELY else "red"
+
+
+def tokens_text(answer: Answer, tokenizer: Tokenizer) -> Text:
+    """An answer whose tokens are coloured by probability, and the ones that were least certain."""
+    said, text = answer.said, Text()
+    for piece in said:
+        text.append(_spelled(tokenizer, piece.token, keep_lines=True), _style(probability(piece)))
+    text.append("\n\n")
+    doubtful = sorted(range(len(said)), key=lambda index: probability(said[index]))[:SHOWN_TOKENS]
+    for index in sorted(doubtful):
+        text.append(f"{index + 1:>5}  ", "dim").append_text(_row(said[index], tokenizer)).append("\n")
+    text.rstrip()
+    return text
+
+
+def _row(piece: Piece, tokenizer: Tokenizer) -> Text:
+    """A token, its probability, and the alternatives in one line."""
+    share = probability(piece)
+    row = Text().append(f"{share:6.1%} {_quoted(tokenizer, piece.token)}", _style(share))
+    others = [(token, logprob) for token, logprob in piece.top if token != piece.token]
+    names = ", ".join(f"{_quoted(tokenizer, token)} {math.exp(logprob):.1%}" for token, logprob in others[:3])
+    return row.append(f"  {names}", "dim") if names else row
+
+
+def alternatives_text(answer: Answer, n: int, tokenizer: Tokenizer) -> Text:
+    """The most probable tokens at a place of an answer, numbered."""
+    piece, text = answer.said[n - 1], Text()
+    for number, (token, logprob) in enumerate(piece.top, 1):
+        share, mark = math.exp(logprob), "  ← chosen" if token == piece.token else ""
+        text.append(f"{number:>5}  ", "dim")
+        text.append(f"{share:6.1%} {_quoted(tokenizer, token)}", _style(share)).append(f"{mark}\n", "dim")
+    text.rstrip()
+    return text
+
+
+def _spelled(tokenizer: Tokenizer, token: int | None, keep_lines: bool = False) -> str:
+    text = "" if token is None else tokenizer.decode([token], special=True)
+    return "\n".join(map(clean, text.split("\n"))) if keep_lines else clean(text)
+
+
+def _quoted(tokenizer: Tokenizer, token: int | None) -> str:
+    text = _spelled(tokenizer, token)
+    return f"token {token}" if "\ufffd" in text else f"“{text}”"  # a part of a character
+
+
+# A context that is full: what can be done about it, and doing it.
+
+KEPT_SHARE = 0.5  # of the context, after /drop and /summarise
+SUMMARY_SHARE = 0.25  # of the context, for the summary
+REQUEST = (
+    "Summarise our conversation so far in one short text. Keep all facts, names and numbers that matter."
+)
+
+
+def offers(chat: Chat) -> list[tuple[str, str]]:
+    """What makes room in the context of a chat: commands, and what each does."""
+    found = []
+    if chat.conversation.path and not _is_too_long(chat):
+        found += [
+            ("/drop", "drop the oldest turns (they stay in the /tree)"),
+            ("/summarise", "replace the oldest turns by a summary"),
+            ("/undo", "take the last turn back"),
+            ("/reset", "begin a new conversation"),
+        ]
+    size, most = chat.llm.context_length, chat.llm.spec.context_length
+    if size < most:
+        cells = min(most, 2 * size)
+        found.append((f"stretto chat --cells {cells}", f"a larger context; this model takes {most:,} tokens"))
+    return found
+
+
+def explain(chat: Chat, n_tokens: int) -> str:
+    """Why there is no room for a prompt of some tokens."""
+    limit = chat.llm.context_length
+    if _is_too_long(chat):
+        n_tokens = len(chat.prompt([], chat.waiting))
+        return f"this message alone has {n_tokens:,} tokens, the context {limit:,}; send a shorter one"
+    return f"the conversation has {n_tokens:,} tokens, the context {limit:,}"
+
+
+def _is_too_long(chat: Chat) -> bool:
+    """Whether the message that waits would not fit into an empty context either."""
+    return bool(chat.waiting) and len(chat.prompt([], chat.waiting)) >= chat.llm.context_length
+
+
+def drop(chat: Chat, n: int | None = None) -> int:
+    """Go on without the oldest `n` turns, or with so many that half of the context is free."""
+    path = chat.conversation.last().path
+    if n is None:
+        limit = chat.llm.context_length * KEPT_SHARE
+        n = next((n for n in range(1, len(path)) if _size(chat, path[n:]) <= limit), len(path))
+    if not 1 <= n <= len(path):
+        raise InvalidRequest(f"/drop takes a number of turns from 1 to {len(path)}, not {n}")
+    chat.conversation.rebase(path[n:])
+    return n
+
+
+def summarise(chat: Chat) -> int:
+    """Let the model sum up the oldest turns, and go on with the summary in their place."""
+    path, size = chat.conversation.last().path, chat.llm.context_length
+    room = int(size * SUMMARY_SHARE)
+    # Enough of them that half is free again, but no more than can be read with room for the summary.
+    enough = next(
+        (n for n in range(1, len(path)) if _size(chat, path[n:]) <= size * KEPT_SHARE - room), len(path)
+    )
+    n = next((n for n in range(enough, 0, -1) if len(chat.prompt(path[:n], REQUEST)) <= size - room), 0)
+    if n == 0:
+        raise InvalidRequest("there is nothing that can be summed up; /drop or /undo make room")
+    answer = chat.generate(chat.prompt(path[:n], REQUEST), max_tokens=room)
+    if answer.ending == "cancelled" or not answer.text.strip():
+        raise InvalidRequest("there is no whole summary, so nothing was changed")
+    chat.conversation.rebase([Turn(0, None, REQUEST, answer.text, answer.reasoning), *path[n:]])
+    return n
+
+
+def _size(chat: Chat, turns: list[Turn]) -> int:
+    return len(chat.prompt(turns, None))
+
 
 Run = Callable[[Chat, str], None]
 
@@ -125,7 +301,7 @@ def _fork(chat: Chat, argument: str) -> None:
 def _tree(chat: Chat, argument: str) -> None:
     if not chat.conversation.turns:
         raise InvalidRequest("nothing has been said yet")
-    show(looks.tree_text(chat.conversation))
+    show(tree_text(chat.conversation))
 
 
 @command("tokens", "[N [K]]", "the last answer's probabilities; those at token N; go on with number K there")
@@ -136,13 +312,13 @@ def _tokens(chat: Chat, argument: str) -> None:
     place, _, choice = argument.partition(" ")
     tokenizer = chat.llm.tokenizer
     if not place:
-        show(looks.tokens_text(turn.record, tokenizer))
+        show(tokens_text(turn.record, tokenizer))
         note("/tokens N shows what else token N could have been, /tokens N K goes on with number K of these")
         return
     n = _within(place, len(turn.record.said), "a token")
     top = turn.record.said[n - 1].top
     if not choice:
-        show(looks.alternatives_text(turn.record, n, tokenizer))
+        show(alternatives_text(turn.record, n, tokenizer))
         return
     chat.choose(turn, n - 1, top[_within(choice.strip(), len(top), "an alternative") - 1][0])
 
@@ -250,13 +426,13 @@ def _reset(chat: Chat, argument: str) -> None:
 
 @command("drop", "[N]", "go on without the N oldest turns, or as many as leave half of the context free")
 def _drop(chat: Chat, argument: str) -> None:
-    n = room.drop(chat, _number(argument, "drop") if argument else None)
+    n = drop(chat, _number(argument, "drop") if argument else None)
     note(f"without the oldest {n} turn{'' if n == 1 else 's'}: {chat.n_used:,} tokens")
 
 
 @command("summarise", "", "replace the oldest turns by a summary that the model writes")
 def _summarise(chat: Chat, argument: str) -> None:
-    n = room.summarise(chat)
+    n = summarise(chat)
     note(f"a summary in place of {n} turn{'' if n == 1 else 's'}: {chat.n_used:,} tokens")
 
 

@@ -8,12 +8,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stretto.cli.conversation import Conversation, Turn
+from stretto.cli.chatting.conversation import Conversation, Turn
 from stretto.cli.output import clean
 from stretto.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from stretto.cli.conversation import Content
+    from stretto.cli.chatting.conversation import Content
     from stretto.vision import Image
 
 ROLES = ("system", "user", "assistant")

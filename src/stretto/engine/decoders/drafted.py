@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stretto.drafts.base import BranchProposer, Drafter, DraftLength
-from stretto.drafts.tree import DraftTree
+from stretto.drafts.base import BranchProposer, Drafter, DraftLength, DraftTree
 from stretto.engine.runner import Runner
 from stretto.engine.track import Track
 from stretto.errors import InvalidRequest

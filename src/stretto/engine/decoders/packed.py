@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.base import Batch, DeviceRow
-from stretto.drafts.tree import ROOT, DraftTree
+from stretto.drafts.base import ROOT, DraftTree
 from stretto.engine.decoders.passes import Pass, grouped, rows_at_once
 from stretto.engine.rows import Row, Rows, host_row, host_rows
 from stretto.engine.runner import Runner

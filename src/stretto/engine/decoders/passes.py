@@ -19,9 +19,8 @@ from stretto.engine.rows import Row, Rows, host_row, host_rows
 from stretto.engine.runner import Runner
 from stretto.engine.track import Source, Track
 from stretto.engine.types import Logprob
-from stretto.sampling.measure import measure
 from stretto.sampling.rng import RandomStream
-from stretto.sampling.transforms import log_probabilities
+from stretto.sampling.transforms import log_probabilities, measure
 
 Floats = NDArray[np.float32]
 Measured = tuple[float, tuple[Logprob, ...]]  # of a token, and of the most probable ones in its place

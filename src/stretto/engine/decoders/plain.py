@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stretto.backends.base import DeviceRow, Draw
-from stretto.drafts.tree import ROOT, DraftTree
+from stretto.drafts.base import ROOT, DraftTree
 from stretto.engine.decoders.base import OneTrack, call_hook
 from stretto.engine.editing import drop_oldest_half
 from stretto.engine.output import CONTEXT, Ending, TextOutput
@@ -26,8 +26,8 @@ from stretto.engine.runner import Runner
 from stretto.engine.track import Track
 from stretto.engine.types import Logprob, Result, Usage
 from stretto.errors import CacheFull
-from stretto.sampling.measure import measure, measure_given
 from stretto.sampling.sampler import shaped
+from stretto.sampling.transforms import measure, measure_given
 
 if TYPE_CHECKING:
     from stretto.engine.decoders.drafted import Speculation

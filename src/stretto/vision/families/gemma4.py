@@ -18,14 +18,15 @@ from stretto.vision.families.base import (
     Floats,
     Operations,
     Part,
+    Prepared,
     Run,
     Special,
     read_merge,
     read_outputs,
     read_pixels,
+    resize,
     squares,
 )
-from stretto.vision.resizing import Prepared, resize
 from stretto.vision.spec import CLAMP_ENDS, Clamp, Grid, Shape, VisionSpec
 from stretto.weights.formats import READABLE
 from stretto.weights.gguf import GGUF

@@ -18,14 +18,16 @@ from stretto.vision.families.base import (
     Floats,
     Operations,
     Part,
+    Prepared,
     Run,
     Special,
     Text,
+    cut,
     read_merge,
     read_outputs,
+    resize,
     side_by_side,
 )
-from stretto.vision.resizing import Prepared, cut, resize
 from stretto.vision.spec import Grid, VisionSpec
 from stretto.weights.gguf import GGUF
 

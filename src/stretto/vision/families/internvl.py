@@ -18,13 +18,15 @@ from stretto.vision.families.base import (
     Floats,
     Operations,
     Part,
+    Prepared,
     Run,
     Special,
+    cut,
     read_merge,
     read_outputs,
+    resize,
     side_by_side,
 )
-from stretto.vision.resizing import Prepared, cut, resize
 from stretto.vision.spec import Grid, Shape, VisionSpec
 from stretto.weights.gguf import GGUF
 

@@ -11,8 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from stretto.vision.decode import Pixels
-from stretto.vision.families.base import Family, Floats, Operations, Part, Run, read_outputs
-from stretto.vision.resizing import Prepared, resize
+from stretto.vision.families.base import Family, Floats, Operations, Part, Prepared, Run, read_outputs, resize
 from stretto.vision.spec import Grid, VisionSpec
 from stretto.weights.gguf import GGUF
 

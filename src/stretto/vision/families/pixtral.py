@@ -15,14 +15,15 @@ from stretto.vision.families.base import (
     Floats,
     Operations,
     Part,
+    Prepared,
     Run,
     Special,
     optional,
     read_merge,
     read_outputs,
+    resize,
     squares,
 )
-from stretto.vision.resizing import Prepared, resize
 from stretto.vision.spec import Grid, VisionSpec
 from stretto.weights.gguf import GGUF
 

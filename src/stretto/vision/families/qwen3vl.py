@@ -17,14 +17,15 @@ from stretto.vision.families.base import (
     Floats,
     Operations,
     Part,
+    Prepared,
     Run,
     Special,
     read_merge,
     read_outputs,
     read_pixels,
+    resize,
     side_by_side,
 )
-from stretto.vision.resizing import Prepared, resize
 from stretto.vision.spec import Grid, Shape, VisionSpec
 from stretto.weights.gguf import GGUF
 

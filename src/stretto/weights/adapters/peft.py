@@ -7,15 +7,167 @@ reader; rows of queries and keys are reordered where a GGUF file has them in ano
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
+
+import numpy as np
 
 from stretto.errors import ModelError
-from stretto.weights.adapters.lora import LoRA, Read, Target, make_lora
-from stretto.weights.adapters.peft_config import PeftConfig
-from stretto.weights.adapters.peft_tensors import Arrays, open_arrays
+from stretto.weights.adapters.lora import Floats, LoRA, Read, Shape, Target, make_lora
 from stretto.weights.folders import KINDS
+from stretto.weights.folders.conversion import adjacent
 from stretto.weights.folders.decoder import ATTENTION, FEED_FORWARD
-from stretto.weights.folders.ops import adjacent
+from stretto.weights.folders.stored import Sources
+from stretto.weights.json_file import Fields, read_object
+from stretto.weights.safetensors import Shard
+from stretto.weights.tensor import Array, Op
+from stretto.weights.torch_file import read_torch
+
+# The settings of a PEFT adapter; those that would change the result and are not supported are refused.
+
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_.]+")
+# Settings that must be as they are by default.
+REFUSED = {
+    "use_dora": "DoRA, which scales columns too,",
+    "fan_in_fan_out": "a matrix stored the other way round",
+    "use_qalora": "QALoRA",
+    "alora_invocation_tokens": "an activated LoRA, which changes a text from some tokens on only,",
+    "layer_replication": "a model whose layers are repeated",
+    "arrow_config": "a mixture of adapters",
+    "lora_bias": "a bias of the narrow matrices",
+    "trainable_token_indices": "embeddings of single tokens",
+    "target_parameters": "parameters that are no modules",
+}
+
+
+@dataclass(frozen=True)
+class PeftConfig:
+    """What scales the changes: alpha / r, or with `rooted` alpha / √r."""
+
+    alpha: float
+    alphas: dict[str, float]  # of modules by the end of their names
+    rooted: bool
+
+    @classmethod
+    def read(cls, path: Path) -> PeftConfig:
+        """Read adapter_config.json."""
+        config = read_object(path)
+        kind = config.text("peft_type", "")
+        if kind.upper() != "LORA":
+            raise config.error("peft_type", f"adapters of type {kind!r} are not supported, only LORA")
+        for name, what in REFUSED.items():
+            if config.get(name):
+                raise config.error(name, f"{what} is not supported")
+        if config.get("bias", "none") != "none":
+            raise config.error("bias", "biases are not supported, only 'none'")
+        config.integer("r", least=1)
+        return cls(config.number("lora_alpha"), _alphas(config), config.flag("use_rslora", False))
+
+    def scale(self, module: str, rank: int) -> float:
+        """The factor of a module's change."""
+        ends = (name for name in self.alphas if module == name or module.endswith(f".{name}"))
+        alpha = self.alphas.get(next(ends, ""), self.alpha)
+        return alpha / (rank**0.5 if self.rooted else rank)
+
+
+def _alphas(config: Fields) -> dict[str, float]:
+    pattern = config.object("alpha_pattern", {})
+    for name in pattern:
+        if not PLAIN_NAME.fullmatch(name):
+            raise config.error(
+                "alpha_pattern", f"{name!r:.80}: only ends of names are supported, no patterns"
+            )
+    return {name: pattern.number(name) for name in pattern}
+
+
+# The arrays of a PEFT folder: safetensors, or a pickle that is only read (weights/torch_file.py).
+
+SAFE, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
+FLOATS = ("float16", "float32", "float64")
+
+
+class Arrays(Protocol):
+    """Named arrays of numbers."""
+
+    def names(self) -> list[str]:
+        """All names."""
+        ...
+
+    def shape(self, name: str) -> Shape:
+        """The shape of an array."""
+        ...
+
+    def reader(self, name: str, op: Op | None = None) -> Read:
+        """What reads an array as float32, its rows moved by `op`."""
+        ...
+
+
+class Shards:
+    """Arrays of a safetensors file."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+
+    def names(self) -> list[str]:
+        """All names."""
+        return sorted(self._sources.names())
+
+    def shape(self, name: str) -> Shape:
+        """The shape of an array; `ModelError` for types that are not of floats."""
+        return self._sources.tensor(name).shape
+
+    def reader(self, name: str, op: Op | None = None) -> Read:
+        """What reads an array as float32."""
+        tensor = self._sources.tensor(name)
+        return lambda: moved(tensor.dequantize().reshape(tensor.shape), op)
+
+
+class Pickled:
+    """Arrays of a checkpoint of PyTorch."""
+
+    def __init__(self, arrays: Mapping[str, Array], path: Path) -> None:
+        self._arrays, self._path = arrays, path
+
+    def names(self) -> list[str]:
+        """All names."""
+        return sorted(self._arrays)
+
+    def shape(self, name: str) -> Shape:
+        """The shape of an array; `ModelError` for types that are not of floats."""
+        array = self._arrays[name]
+        if array.dtype.name not in FLOATS:
+            raise ModelError(
+                f"numbers of type {array.dtype} are not supported", path=self._path, field=f"tensor {name!r}"
+            )
+        return array.shape
+
+    def reader(self, name: str, op: Op | None = None) -> Read:
+        """What reads an array as float32."""
+        return lambda: moved(self._arrays[name].astype(np.float32), op)
+
+
+def moved(numbers: Floats, op: Op | None) -> Floats:
+    """The numbers, with rows in another order if there is one."""
+    return numbers if op is None else np.ascontiguousarray(op.apply(numbers), np.float32)
+
+
+@contextmanager
+def open_arrays(folder: Path) -> Iterator[Arrays]:
+    """The arrays of a folder's weights."""
+    if (folder / SAFE).exists():
+        shard = Shard(folder / SAFE)
+        try:
+            yield Shards(Sources([shard], ()))
+        finally:
+            shard.close()
+    elif (folder / PICKLE).exists():
+        yield Pickled(read_torch(folder / PICKLE), folder / PICKLE)
+    else:
+        raise ModelError(f"has neither {SAFE} nor {PICKLE}; is the folder complete?", path=folder)
+
 
 CONFIG = "adapter_config.json"
 

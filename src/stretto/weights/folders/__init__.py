@@ -8,24 +8,59 @@ from pathlib import Path
 from typing import Any
 
 from stretto.errors import ModelError, UnsupportedModel
-from stretto.weights.folders import (
-    encoders,
-    experts,
-    gemma,
-    gemma_more,
-    gptoss,
-    hybrids,
-    latent,
-    llama,
-    mambas,
-    norms,
-)
+from stretto.weights.folders import encoders, experts, gemma, hybrids, latent, llama, mambas
 from stretto.weights.folders.conversion import Conversion
-from stretto.weights.folders.defaults import GEMMA3, GEMMA3N, GEMMA4, QWEN35, WINDOW
-from stretto.weights.folders.int4 import FIELD, check_packed, read_packing
+from stretto.weights.folders.quantised import FIELD, check_packed, read_packing
 from stretto.weights.folders.stored import Sources
 from stretto.weights.json_file import Fields
-from stretto.weights.safetensors_file import Shard
+from stretto.weights.safetensors import Shard
+
+# Settings that configurations leave out, where the classes of transformers have them as defaults.
+#
+# The configuration of a language model inside that of a larger model holds only what differs from these.
+
+_GEMMA: dict[str, Any] = {
+    "num_attention_heads": 8,
+    "head_dim": 256,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "tie_word_embeddings": True,
+}
+GEMMA3 = {
+    **_GEMMA,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+}
+GEMMA3N = {
+    **_GEMMA,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32_768,
+    "sliding_window": 512,
+    "num_kv_shared_layers": 15,
+    "hidden_size_per_layer_input": 256,
+}
+GEMMA4 = {
+    **_GEMMA,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 512,
+    "hidden_size_per_layer_input": 256,
+}
+QWEN35: dict[str, Any] = {
+    "head_dim": 256,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 32_768,
+    "partial_rotary_factor": 0.25,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+WINDOW = {"sliding_window": 4096}  # of Mistral, and of Qwen with use_sliding_window
+
 
 PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
 SILU = ("silu", "swish")
@@ -45,23 +80,23 @@ class Kind:
 
 KINDS: dict[str, Kind] = {
     "bert": Kind("bert", encoders.bert, encoders.PREFIXES, ()),
-    "cohere": Kind("command-r", norms.cohere),
-    "cohere2": Kind("cohere2", norms.cohere2),
+    "cohere": Kind("command-r", llama.cohere),
+    "cohere2": Kind("cohere2", llama.cohere2),
     "deepseek_v2": Kind("deepseek2", latent.deepseek),
     "deepseek_v3": Kind("deepseek2", latent.deepseek),
     "ernie4_5": Kind("ernie4_5", llama.ernie),
-    "exaone4": Kind("exaone4", norms.exaone4),
+    "exaone4": Kind("exaone4", llama.exaone4),
     "falcon_h1": Kind("falcon-h1", mambas.falcon),
     "gemma": Kind("gemma", gemma.gemma, activations=GELU),
     "gemma2": Kind("gemma2", gemma.gemma2, activations=GELU),
     "gemma3": Kind("gemma3", gemma.gemma3, activations=GELU, defaults=GEMMA3),
     "gemma3_text": Kind("gemma3", gemma.gemma3, activations=GELU, defaults=GEMMA3),
-    "gemma3n_text": Kind("gemma3n", gemma_more.gemma3n, activations=GELU, defaults=GEMMA3N),
-    "gemma4_text": Kind("gemma4", gemma_more.gemma4, activations=GELU, defaults=GEMMA4),
-    "glm4": Kind("glm4", norms.glm4),
+    "gemma3n_text": Kind("gemma3n", gemma.gemma3n, activations=GELU, defaults=GEMMA3N),
+    "gemma4_text": Kind("gemma4", gemma.gemma4, activations=GELU, defaults=GEMMA4),
+    "glm4": Kind("glm4", llama.glm4),
     "glm4_moe": Kind("glm4moe", experts.glm4moe),
     "glm4_moe_lite": Kind("deepseek2", latent.deepseek),
-    "gpt_oss": Kind("gpt-oss", gptoss.gptoss),
+    "gpt_oss": Kind("gpt-oss", experts.gptoss),
     "granite": Kind("granite", llama.granite),
     "granitemoe": Kind("granitemoe", experts.granitemoe),
     "granitemoehybrid": Kind("granitehybrid", mambas.granite),
@@ -77,8 +112,8 @@ KINDS: dict[str, Kind] = {
     "modernbert": Kind("modern-bert", encoders.modern_bert, encoders.PREFIXES, ()),
     "nemotron_h": Kind("nemotron_h", mambas.nemotron, ("backbone.", "model."), ()),
     "nomic_bert": Kind("nomic-bert", encoders.rotary, encoders.PREFIXES, ()),
-    "olmo2": Kind("olmo2", norms.olmo),
-    "olmo3": Kind("olmo2", norms.olmo),
+    "olmo2": Kind("olmo2", llama.olmo),
+    "olmo3": Kind("olmo2", llama.olmo),
     "phi3": Kind("phi3", llama.phi3),
     "qwen2": Kind("qwen2", llama.qwen, defaults=WINDOW),
     "qwen2_moe": Kind("qwen2moe", experts.qwen2moe),

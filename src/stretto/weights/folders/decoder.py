@@ -3,11 +3,119 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import log, pi
 
-from stretto.weights.folders.conversion import Conversion
-from stretto.weights.folders.ops import adjacent, plus
-from stretto.weights.folders.rope import rope_keys
-from stretto.weights.made_tensor import Op
+import numpy as np
+
+from stretto.weights.folders.conversion import Conversion, adjacent, plus
+from stretto.weights.json_file import Fields
+from stretto.weights.tensor import Op
+
+# The rope of a configuration as keys of a GGUF file: base, size, and the scaling that a model comes with.
+
+DEFAULT_THETA = 10_000.0
+
+
+def rope_fields(config: Fields, layers: str = "full_attention") -> Fields:
+    """The settings of a rope, wherever a configuration has them: with its scaling, or beside it.
+
+    `layers`: of which layers, in models that have one rope for windowed layers and one for the others.
+    """
+    found = config.object("rope_parameters", {})
+    if isinstance(found.get(layers), dict):
+        found = found.object(layers)
+    scaling = config.object("rope_scaling", {})
+    values = {**dict(scaling), **dict(found)}
+    for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
+        if name in config:
+            values.setdefault(name, config[name])
+    kind = values.get("rope_type", values.get("type", "default"))
+    return Fields({**values, "rope_type": kind}, config.path, found.prefix or "rope_parameters.")
+
+
+def rope_keys(conversion: Conversion, head_size: int, default_theta: float = DEFAULT_THETA) -> None:
+    """Set the keys of the rope of a model's (global) layers."""
+    rope, keys = rope_fields(conversion.config), conversion.keys
+    keys["rope.freq_base"] = theta = rope.number("rope_theta", default_theta)
+    size = int(head_size * rope.number("partial_rotary_factor", 1.0))
+    keys["rope.dimension_count"] = size
+    kind = rope.text("rope_type")
+    if kind in ("default", "dynamic", "mrope"):  # dynamic scaling begins where our context ends
+        return
+    if kind == "linear":
+        keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope.number("factor")}
+    elif kind == "llama3":
+        conversion.constant("rope_freqs.weight", _llama3(rope, theta, size))
+    elif kind == "yarn":
+        _yarn(conversion, rope)
+    elif kind in ("longrope", "su"):
+        _longrope(conversion, rope)
+    else:
+        raise rope.error("rope_type", f"a rope of type {kind!r} is not supported")
+
+
+def _llama3(rope: Fields, theta: float, size: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """What Llama 3 divides each frequency by: those that rotate often in the original context are kept."""
+    low, high, factor = (rope.number(f"{name}factor") for name in ("low_freq_", "high_freq_", ""))
+    original = rope.number("original_max_position_embeddings")
+    if not (0 < low < high and factor >= 1 and original > 0 and theta > 1):
+        raise rope.error("factor", "makes no sense")
+    turns = original * theta ** (-np.arange(0, size, 2) / size) / (2 * pi)
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return np.asarray(1 / (kept + (1 - kept) / factor), np.float32)
+
+
+def _yarn(conversion: Conversion, rope: Fields) -> None:
+    keys, factor = conversion.keys, rope.number("factor")
+    context = conversion.config.integer("max_position_embeddings", least=1)
+    original = rope.integer("original_max_position_embeddings", context, least=1)
+    keys |= {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": factor,
+        "rope.scaling.original_context_length": original,
+    }
+    for name in ("beta_fast", "beta_slow"):
+        if name in rope:
+            keys[f"rope.scaling.yarn_{name}"] = rope.number(name)
+    magnitude = yarn_magnitude(rope, factor)
+    usual = 0.1 * log(max(factor, 1.0)) + 1.0
+    if magnitude == 1.0:
+        keys["rope.scaling.yarn_log_multiplier"] = 1.0
+    elif abs(magnitude - usual) > 1e-9:
+        keys["rope.scaling.yarn_attn_factor"] = magnitude
+
+
+def yarn_magnitude(rope: Fields, factor: float) -> float:
+    """How much longer YaRN makes queries and keys."""
+    if "attention_factor" in rope:
+        return rope.number("attention_factor")
+
+    def scale(multiplier: float) -> float:
+        return 0.1 * multiplier * log(factor) + 1.0 if factor > 1.0 else 1.0
+
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        return scale(rope.number("mscale")) / scale(rope.number("mscale_all_dim"))
+    return scale(1.0)
+
+
+def _longrope(conversion: Conversion, rope: Fields) -> None:
+    keys, config = conversion.keys, conversion.config
+    context = config.integer("max_position_embeddings", least=1)
+    original = rope.integer("original_max_position_embeddings", context, least=1)
+    for name in ("long", "short"):
+        factors = rope.list(f"{name}_factor")
+        if len(factors) != keys["rope.dimension_count"] // 2 or not all(
+            isinstance(one, (int, float)) and 0 < one < 1e6 for one in factors
+        ):
+            raise rope.error(
+                f"{name}_factor", f"must be {keys['rope.dimension_count'] // 2} positive numbers"
+            )
+        conversion.constant(f"rope_factors_{name}.weight", factors)
+    factor = rope.number("factor", context / original)
+    usual = (1 + log(factor) / log(original)) ** 0.5 if factor > 1.0 and original > 1 else 1.0
+    keys["rope.scaling.original_context_length"] = original
+    keys["rope.scaling.attn_factor"] = rope.number("attention_factor", usual)
+
 
 WHOLE = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 ATTENTION = {

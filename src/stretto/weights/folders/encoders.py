@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from stretto.errors import ModelError
-from stretto.weights.folders.conversion import Conversion
-from stretto.weights.folders.decoder import common_keys
-from stretto.weights.folders.ops import rows
+from stretto.weights.folders.conversion import Conversion, rows
+from stretto.weights.folders.decoder import common_keys, rope_fields, rope_keys
 from stretto.weights.folders.pooling import CLS, MEAN
-from stretto.weights.folders.rope import rope_fields, rope_keys
 from stretto.weights.json_file import Fields
 
 EMBEDDINGS = {

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from stretto.weights.folders.conversion import Conversion
-from stretto.weights.folders.decoder import ATTENTION, FEED_FORWARD, common_keys, take_whole
+from stretto.weights.folders.conversion import (
+    JOIN,
+    NEGATIVE_EXP,
+    Conversion,
+    plus,
+    rows,
+    shaped,
+    without_axis,
+)
+from stretto.weights.folders.decoder import (
+    ATTENTION,
+    FEED_FORWARD,
+    common_keys,
+    rope_fields,
+    rope_keys,
+    take_whole,
+)
 from stretto.weights.folders.experts import SHARED, SIGMOID, WS, expert_keys, take_experts
-from stretto.weights.folders.ops import JOIN, NEGATIVE_EXP, plus, rows, shaped, without_axis
-from stretto.weights.folders.rope import rope_fields, rope_keys
-from stretto.weights.made_tensor import Array, Op, Shape
+from stretto.weights.tensor import Array, Op, Shape
 
 LFM2 = {
     "operator_norm": "attn_norm",

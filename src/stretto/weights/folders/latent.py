@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from stretto.weights.folders.conversion import Conversion
-from stretto.weights.folders.decoder import ATTENTION, BEFORE, FEED_FORWARD, common_keys, take_whole
+from stretto.weights.folders.conversion import Conversion, rows, shaped, turned
+from stretto.weights.folders.decoder import (
+    ATTENTION,
+    BEFORE,
+    FEED_FORWARD,
+    common_keys,
+    rope_fields,
+    rope_keys,
+    take_whole,
+)
 from stretto.weights.folders.experts import (
     SHARED,
     SIGMOID,
@@ -13,8 +21,6 @@ from stretto.weights.folders.experts import (
     routed_keys,
     take_experts,
 )
-from stretto.weights.folders.ops import rows, shaped, turned
-from stretto.weights.folders.rope import rope_fields, rope_keys
 
 NAMES = {
     **ATTENTION,

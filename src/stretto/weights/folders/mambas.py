@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from stretto.weights.folders.conversion import Conversion
-from stretto.weights.folders.decoder import ATTENTION, BEFORE, common_keys, take_whole
+from stretto.weights.folders.conversion import (
+    COLUMN,
+    NEGATIVE_EXP,
+    Conversion,
+    adjacent,
+    shaped,
+    times,
+    without_axis,
+)
+from stretto.weights.folders.decoder import ATTENTION, BEFORE, common_keys, rope_keys, take_whole
 from stretto.weights.folders.experts import SIGMOID, expert_keys, take_experts, take_granite
 from stretto.weights.folders.llama import multipliers
-from stretto.weights.folders.ops import COLUMN, NEGATIVE_EXP, adjacent, shaped, times, without_axis
-from stretto.weights.folders.rope import rope_keys
 from stretto.weights.json_file import Fields
-from stretto.weights.made_tensor import Op
+from stretto.weights.tensor import Op
 
 GRANITE = {**ATTENTION, **BEFORE, "block_sparse_moe.router.layer": "ffn_gate_inp"}
 NEMOTRON = {

@@ -19,7 +19,7 @@ from stretto.weights.hub.repository import RemoteFile
 from stretto.weights.hub.web import Wait, Web, retrying
 from stretto.weights.metadata import Strings
 from stretto.weights.parser import MAGIC, Parser
-from stretto.weights.safetensors_file import MAX_HEAD_BYTES
+from stretto.weights.safetensors import MAX_HEAD_BYTES
 from stretto.weights.tensor import Tensor
 
 FIRST_BYTES = 1 << 20

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stretto.errors import ModelError, PullError
+from stretto.weights.files import MAX_PARTS
 from stretto.weights.hub.catalogue import CATALOGUE, CHAT, HubModel, fits
 from stretto.weights.hub.download import discard, download, key_of, verify, with_facts
 from stretto.weights.hub.names import Reference, link_file
@@ -25,7 +26,6 @@ from stretto.weights.hub.repository import INDEX, SINGLE, Listing, RemoteFile, r
 from stretto.weights.hub.store import CONFIG, Check, Model, Progress, Store, require_space
 from stretto.weights.hub.web import Unreachable, Wait, Web
 from stretto.weights.json_file import read_object
-from stretto.weights.part_names import MAX_PARTS
 
 CONNECTIONS = 8
 LEAST_TOKENS_PER_SECOND = 8.0  # a little faster than people read

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stretto.errors import InvalidRequest
-from stretto.weights.part_names import part_name
+from stretto.weights.files import part_name
 
 if TYPE_CHECKING:
     from urllib.parse import SplitResult

@@ -16,9 +16,9 @@ from typing import Any
 from urllib.parse import quote
 
 from stretto.errors import PullError
+from stretto.weights.files import part_name
 from stretto.weights.hub.names import Reference
 from stretto.weights.hub.web import Wait, Web
-from stretto.weights.part_names import part_name
 
 DEFAULT_TAG = "Q4_K_M"
 MAX_FILES = 100_000

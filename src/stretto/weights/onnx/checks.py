@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 
 from stretto.errors import ModelError
-from stretto.weights.onnx.limits import DOMAINS, OWN_DOMAIN, OnnxLimits
-from stretto.weights.onnx.model import Function, Node, OnnxFile
+from stretto.weights.onnx.model import DOMAINS, OWN_DOMAIN, Function, Node, OnnxFile, OnnxLimits
 
 LOOPS = {"Loop", "Scan", "SequenceMap"}
 # Operators of com.microsoft that run a graph of their own until they decide to stop.

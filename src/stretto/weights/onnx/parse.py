@@ -6,8 +6,17 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from stretto.weights.onnx.limits import OnnxLimits
-from stretto.weights.onnx.model import TYPES, Attribute, Dimension, Function, Graph, Node, OnnxFile, ValueInfo
+from stretto.weights.onnx.model import (
+    TYPES,
+    Attribute,
+    Dimension,
+    Function,
+    Graph,
+    Node,
+    OnnxFile,
+    OnnxLimits,
+    ValueInfo,
+)
 from stretto.weights.onnx.tensors import ENTRY, TensorReader
 from stretto.weights.onnx.wire import Field, Schema, Span, Wire
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from stretto.errors import ModelError
-from stretto.weights.onnx.limits import OnnxLimits
+from stretto.weights.onnx.model import OnnxLimits
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 MAX_VARINT_BYTES = 10

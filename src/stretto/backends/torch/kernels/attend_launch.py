@@ -15,9 +15,8 @@ from stretto.backends.torch.kernels.attend import attend
 from stretto.backends.torch.kernels.attend_row import attend_row
 from stretto.backends.torch.kernels.early import early_options
 from stretto.backends.torch.launching import launch
-from stretto.backends.torch.plan import HEAD, PROMPT_ROWS, SHARED_ROWS, SPAN, Items, Work
+from stretto.backends.torch.plan import HEAD, PROMPT_ROWS, SHARED_ROWS, SPAN, Items, Scoring, Work
 from stretto.backends.torch.planes import Q8, Plane
-from stretto.backends.torch.scoring import Scoring
 
 FEW_ROWS = 16  # of a pass, whose items are too few for all multiprocessors
 LEAST = 16  # rows and columns of a product

@@ -11,9 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from stretto.backends.torch.kernels.attend import LOG2E, NEVER, finish
+from stretto.backends.torch.kernels.attend import LOG2E, NEVER, finish, piece_of
 from stretto.backends.torch.kernels.early import await_inputs
-from stretto.backends.torch.kernels.operands import piece_of
 from stretto.backends.torch.kernels.rowwise import angles, turned
 
 

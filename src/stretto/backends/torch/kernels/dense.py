@@ -5,6 +5,11 @@ the rows first and loads tiles by tensor descriptors. Both sum K in `PARTS` part
 order: 1 of plain weights, as many as packed products have of widened ones.
 """
 
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -12,8 +17,66 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from stretto.backends.torch.device import is_hopper_or_newer, is_interpreting
 from stretto.backends.torch.kernels.early import await_inputs, early_options
-from stretto.backends.torch.kernels.epilogue import activate, finish, gate
 from stretto.backends.torch.launching import launch
+
+# What follows the sums of a product: bias, activation, gate × up; for tiles with the weights' rows first.
+
+
+@triton.jit
+def tanh(x):
+    """The hyperbolic tangent; exp may be infinite, the quotient is then 0."""
+    return 1 - 2 / (1 + tl.exp(2 * x))
+
+
+@triton.jit
+def activate(x, ACT: tl.constexpr):
+    """The activation of that code (activations.CODES)."""
+    if ACT == 1:
+        x = x / (1 + tl.exp(-x))
+    elif ACT == 2:
+        x = 0.5 * x * (1 + tanh(0.7978845608028654 * tl.fma(0.044715 * x * x, x, x)))
+    elif ACT == 3:
+        x = tl.maximum(x, 0.0)
+        x = x * x
+    elif ACT == 4:
+        x = 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
+    elif ACT == 5:
+        x = tanh(x)
+    return x
+
+
+@triton.jit
+def gate(g, u, limit, alpha, ACT: tl.constexpr):
+    """activation(g) × u; code 6 is the clamped SwiGLU."""
+    if ACT == 6:
+        g = tl.minimum(g, limit)
+        u = tl.minimum(tl.maximum(u, -limit), limit)
+        y = g / (1 + tl.exp(-alpha * g)) * (u + 1)
+    else:
+        y = activate(g, ACT) * u
+    return y
+
+
+@triton.jit
+def finish(
+    y, out, bias, n, first, row, N, stride, is_row, limit, alpha,
+    BN: tl.constexpr, BM: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """Write sums y[BN, BM] of the weights' rows n into out[row]; gated ones are pairs of rows."""
+    if BIAS:
+        y += tl.load(bias + n, mask=n < N, other=0.0)[:, None]
+    if GATED:
+        g, u = y.reshape(BN // 2, 2, BM).permute(0, 2, 1).split()
+        y = gate(g, u, limit, alpha, ACT)
+        half = first // 2 + tl.arange(0, BN // 2)
+        inside = is_row[None, :] & (half < N // 2)[:, None]
+        at = out + row.to(tl.int64)[None, :] * stride + half[:, None]
+    else:
+        y = activate(y, ACT)
+        inside = is_row[None, :] & (n < N)[:, None]
+        at = out + row.to(tl.int64)[None, :] * stride + n[:, None]
+    tl.store(at, y.to(out.dtype.element_ty), mask=inside)
+
 
 FEW_ROWS = 32
 EARLY_ROWS = 0  # rows up to which products are launched before the kernel before them has ended
@@ -191,3 +254,104 @@ def run_wide(x, w, out, bias, act, gated, parts, part, tile):
         BM=bm, BN=bn, BK=bk, PARTS=parts, GROUP=8, ACT=act, GATED=gated, BIAS=bias is not None,
         num_warps=warps, num_stages=stages, **(early_options(x.device) if m <= EARLY_WIDE_ROWS else {}),
     )  # fmt: skip
+
+
+# Products of each head with a matrix of its own: K in order, so a row's bits are the same in any tile.
+
+# Tiles by the most rows that they are for: with larger ones weights and rows are read less often.
+TILES: tuple[tuple[float, dict[str, int]], ...] = (
+    (32, {"BM": 16, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 3}),
+    (256, {"BM": 64, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 3}),
+    (inf, {"BM": 128, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3}),
+)
+EXACT = {"BM": 32, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 2}  # of float32, where registers are few
+
+
+@triton.jit(do_not_specialize=["n"])
+def product_of_heads(
+    x, w, out, n, stride_row, stride_head,
+    HEADS: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A tile [BM, BN] of one head."""
+    head = tl.program_id(1)
+    rows = (tl.program_id(2) * BM + tl.arange(0, BM)).to(tl.int64)
+    columns = tl.program_id(0) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    x_at = x + rows[:, None] * stride_row + head * stride_head + k[None, :]
+    w_at = w + head.to(tl.int64) * R * D + columns[None, :] * D + k[:, None]
+    sums = tl.zeros([BM, BN], tl.float32)
+    for first in range(0, D, BK):
+        inside = first + k < D
+        a = tl.load(x_at + first, mask=(rows < n)[:, None] & inside[None, :], other=0.0)
+        b = tl.load(w_at + first, mask=(columns < R)[None, :] & inside[:, None], other=0.0)
+        sums = tl.dot(a, b, sums, input_precision=PRECISION)
+    out_at = out + (rows[:, None] * HEADS + head) * R + columns[None, :]
+    tl.store(out_at, sums.to(out.dtype.element_ty), mask=(rows < n)[:, None] & (columns < R)[None, :])
+
+
+def head_product(x: Any, w: Any, tile: dict[str, int] | None = None) -> Any:
+    """As `stretto.backends.torch.attention_layer.head_product` says."""
+    n, (heads, r, d) = x.shape[0], w.shape
+    out = torch.empty((n, heads, r), dtype=x.dtype, device=x.device)
+    if tile is None:
+        tile = EXACT if x.dtype == torch.float32 else next(tile for most, tile in TILES if n <= most)
+    grid = (triton.cdiv(r, tile["BN"]), heads, triton.cdiv(n, tile["BM"]))
+    if n:
+        launch(
+            product_of_heads, grid,
+            x, w, out, n, x.stride(0), x.stride(1), heads, r, d,
+            PRECISION="ieee" if x.dtype == torch.float32 else None, **tile,
+        )  # fmt: skip
+    return out
+
+
+# One row times a matrix by plain sums, with the norm before and what follows in one kernel.
+#
+# Faster than the products that give all rows the same bits, and in another order of sums: for
+# `exact=False`. Kernels may start before the one before them has ended, and wait for its results
+# (`gdc_wait`).
+
+
+@triton.jit
+def gemv(
+    x, gain, w, bias, out, N, eps,
+    K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr,
+    BIAS: tl.constexpr, THEN: tl.constexpr, ACT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """y = w norm(x) + bias; THEN 0: out = y; 1: out += y; 2: out = activation(even rows) × odd rows."""
+    rows = tl.program_id(0) * BN + tl.arange(0, BN)
+    inside = rows < N
+    cols = tl.arange(0, BK)
+    wp = w + tl.minimum(rows, N - 1).to(tl.int64)[:, None] * K + cols[None, :]
+    await_inputs(EARLY)
+    acc = tl.zeros([BN, BK], tl.float32)
+    squares = tl.zeros([BK], tl.float32)
+    for k in range(0, K, BK):
+        if EVEN:
+            wt = tl.load(wp + k, eviction_policy="evict_first")
+            xt = tl.load(x + k + cols).to(tl.float32)
+            if NORM:
+                squares += xt * xt
+                xt = xt * tl.load(gain + k + cols)
+        else:
+            ok = k + cols < K
+            wt = tl.load(wp + k, mask=ok[None, :], other=0.0, eviction_policy="evict_first")
+            xt = tl.load(x + k + cols, mask=ok, other=0.0).to(tl.float32)
+            if NORM:
+                squares += xt * xt
+                xt = xt * tl.load(gain + k + cols, mask=ok, other=0.0)
+        acc += wt.to(tl.float32) * xt[None, :]
+    y = tl.sum(acc, 1)
+    if NORM:
+        y = y * tl.rsqrt(tl.sum(squares, 0) / K + eps)
+    if BIAS:
+        y += tl.load(bias + rows, mask=inside, other=0.0)
+    if THEN == 2:
+        g, u = y.reshape(BN // 2, 2).split()
+        half = tl.program_id(0) * (BN // 2) + tl.arange(0, BN // 2)
+        tl.store(out + half, gate(g, u, 0.0, 0.0, ACT).to(out.dtype.element_ty), mask=half < N // 2)
+    else:
+        if THEN == 1:
+            y += tl.load(out + rows, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + rows, y.to(out.dtype.element_ty), mask=inside)

@@ -5,11 +5,35 @@ The number of warps depends on the width alone, because the order of a row's sum
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 
 from stretto.backends.torch.kernels.early import await_inputs
-from stretto.backends.torch.kernels.prefetch import prefetch_rows
+
+# Hints that bring weights from memory into the cache of the GPU.
+
+
+@triton.jit
+def prefetch_rows(weight, part, rows, stride, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    """Ask for the first `size` bytes of BLOCK rows, `stride` bytes apart; nothing waits for them.
+
+    `part`: which of the programs this is that prefetch beside a row of the kernel.
+    """
+    block = part * tl.num_programs(0) + tl.program_id(0)
+    await_inputs(EARLY)  # more would be in the way of the last product
+    row = tl.minimum(block * BLOCK + tl.arange(0, BLOCK), rows - 1)
+    at = weight.to(tl.int64) + row.to(tl.int64) * stride
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
+        "=r,l,r",
+        [at, tl.full([BLOCK], 0, tl.int32) + size],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit
@@ -240,3 +264,25 @@ def cut_off(x, out, times, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EAR
     v = tl.where(ok, v - tl.sum(v, 0) / WIDTH, 0.0)
     v = v - times * tl.sqrt(tl.sum(v * v, 0) / WIDTH)
     tl.store(out + row * WIDTH + e, tl.maximum(v, 0.0), mask=ok)
+
+
+# Mean squares of rows: one program for each, with as many warps as its width asks for.
+
+
+@triton.jit
+def mean_of_squares(x, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """One row."""
+    row = tl.program_id(0).to(tl.int64)
+    e = tl.arange(0, BLOCK)
+    v = tl.load(x + row * WIDTH + e, mask=e < WIDTH, other=0.0)
+    tl.store(out + row, tl.sum(v * v, 0) / WIDTH)
+
+
+def mean_square(x: Any) -> Any:
+    """float32[..., 1]: of x float32[..., width]."""
+    x, width = x.contiguous(), x.shape[-1]
+    out = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
+    if out.numel():
+        block = triton.next_power_of_2(width)
+        mean_of_squares[(out.numel(),)](x, out, width, block, num_warps=4 if block <= 4096 else 8)
+    return out

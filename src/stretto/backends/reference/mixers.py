@@ -1,0 +1,267 @@
+"""Attention: each row attends to the cells that its mask allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.backends.reference.layer import (
+    Floats,
+    LayerWeights,
+    Mask,
+    Pass,
+    cap,
+    rotate,
+    sigmoid,
+    silu,
+    softplus,
+)
+from stretto.errors import InvalidRequest
+from stretto.models.mixers import Attention, Convolution, DeltaNet, Latent, Mamba2
+from stretto.models.parts import Norm
+
+
+def mix_attention(mixer: Attention, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floats:
+    """Attention of normalised rows x to their cells; K and V of the rows are written first."""
+    n = len(x)
+    q = w.matmul(x, "attn_q").reshape(n, mixer.n_head, -1)
+    gate = q[..., mixer.head_size :]
+    q = _turned(q[..., : mixer.head_size], mixer.q_norm, mixer, w, run)
+    if mixer.temperature is not None:
+        t = mixer.temperature
+        steps = np.floor((run.positions + t.offset) / t.length)
+        q = q * (1 + t.slope * np.log1p(steps)).astype(np.float32)[:, None, None]
+    if mixer.shared is None:
+        cells = run.placement.cells
+        k = w.matmul(x, "attn_k").reshape(n, mixer.n_kv_head, -1)
+        v = k if mixer.values_are_keys else w.matmul(x, "attn_v").reshape(n, mixer.n_kv_head, -1)
+        run.keys[i][cells] = run.stored(_turned(k, mixer.k_norm, mixer, w, run))
+        run.values[i][cells] = run.stored(w.norm_heads(mixer.v_norm, v))
+    source = i if mixer.shared is None else mixer.shared
+    sinks = w["attn_sinks.weight"] if mixer.sinks else None
+    mask, bias = within(run, mixer), falling(run, mixer)
+    mixed, weights = attend(
+        q, run.keys[source], run.values[source], mask, mixer.scale, mixer.cap, sinks, bias
+    )
+    if run.wanted:
+        run.attention.append(weights)
+    if mixer.gate:
+        mixed = mixed * sigmoid(gate.reshape(n, -1))
+    return w.matmul(mixed, "attn_output")
+
+
+def _turned(x: Floats, norm: Norm | None, mixer: Attention, w: LayerWeights, run: Pass) -> Floats:
+    """Queries or keys, normalised and rotated."""
+    if not mixer.norm_after_rope:
+        x = w.norm_heads(norm, x)
+    if mixer.rope is not None:
+        x = rotate(x, run.rotated, mixer.rope)
+    return w.norm_heads(norm, x) if mixer.norm_after_rope else x
+
+
+def within(run: Pass, mixer: Attention) -> Mask:
+    """The mask without cells that are `window` positions away or more; whole views in both directions."""
+    table, positions = run.placement.table[None, :], run.positions[:, None]
+    if not mixer.causal:
+        return run.whole if mixer.window is None else run.whole & (np.abs(table - positions) < mixer.window)
+    if mixer.window is None:
+        return run.mask if run.causal is None else run.causal
+    return run.mask & (table > positions - mixer.window)
+
+
+def falling(run: Pass, mixer: Attention) -> Floats | None:
+    """float32[n_head, n, n_cells]: what scores fall by with the distance (ALiBi), below 0."""
+    if not mixer.alibi:
+        return None
+    distance = np.abs(run.placement.table[None, :] - run.positions[:, None])
+    fallen: Floats = -np.asarray(mixer.alibi, np.float32)[:, None, None] * distance.astype(np.float32)
+    return fallen
+
+
+def attend(
+    queries: Floats,
+    keys: Floats,
+    values: Floats,
+    mask: Mask,
+    scale: float,
+    most: float = 0.0,
+    sinks: Floats | None = None,
+    bias: Floats | None = None,
+) -> tuple[Floats, Floats]:
+    """Attention of each row to the cells its mask allows, each K/V head shared by a group of heads.
+
+    queries [n, n_head, size], keys and values [n_cells, n_kv_head, size], mask [n, n_cells], sinks [n_head],
+    bias [n_head, n, n_cells]
+    → float32[n, n_head × size] and the weights float32[n_head, n, n_cells]
+    """
+    n, n_head, _ = queries.shape
+    cells = np.flatnonzero(mask.any(axis=0))
+    group = n_head // keys.shape[1]
+    weights = np.zeros((n_head, n, len(keys)), np.float32)
+    mixed = np.empty((n, n_head, values.shape[2]), np.float32)
+    for head in range(n_head):
+        scores = queries[:, head] @ keys[cells, head // group].T * np.float32(scale)  # [n, cells]
+        scores = cap(scores, most) if bias is None else cap(scores, most) + bias[head][:, cells]
+        scores = np.where(mask[:, cells], scores, -np.inf)
+        largest = scores.max(axis=1, keepdims=True)
+        if sinks is not None:
+            largest = np.maximum(largest, sinks[head])
+        scores = np.exp(scores - largest)
+        total = scores.sum(axis=1, keepdims=True)
+        if sinks is not None:
+            total = total + np.exp(sinks[head] - largest)
+        scores /= total
+        weights[head][:, cells] = scores
+        mixed[:, head] = scores @ values[cells, head // group]
+    return mixed.reshape(n, -1), weights
+
+
+# Latent attention (MLA): attention over one compressed vector for each cell.
+
+
+def mix_latent(mixer: Latent, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floats:
+    """Attention of normalised rows x to their cells; the compressed rows are written first."""
+    n = len(x)
+    if mixer.q_rank:
+        q = w.matmul(w.norm(mixer.q_norm, w.matmul(x, "attn_q_a")), "attn_q_b")
+    else:
+        q = w.matmul(x, "attn_q")
+    q = q.reshape(n, mixer.n_head, -1)
+    # In the space of the compressed vectors, head by head.
+    k_b, v_b = expansions(mixer, w)
+    plain = np.einsum("nhd,hrd->nhr", q[..., : mixer.nope_size], k_b)
+    rotated = rotate(q[..., mixer.nope_size :], run.rotated, mixer.rope)
+    queries = np.concatenate((plain, rotated), axis=2)
+
+    compressed = w.matmul(x, "attn_kv_a_mqa")
+    latent = w.norm(mixer.kv_norm, compressed[:, : mixer.rank])
+    key = rotate(compressed[:, None, mixer.rank :], run.rotated, mixer.rope)[:, 0]
+    run.keys[i][run.placement.cells, 0] = run.stored(np.concatenate((latent, key), axis=1))
+
+    values = run.keys[i][..., : mixer.rank]
+    mixed, weights = attend(queries, run.keys[i], values, run.mask, mixer.scale)
+    if run.wanted:
+        run.attention.append(weights)
+    heads = np.einsum("nhr,hvr->nhv", mixed.reshape(n, mixer.n_head, -1), v_b)
+    return w.matmul(heads.reshape(n, -1), "attn_output")
+
+
+def expansions(mixer: Latent, w: LayerWeights) -> tuple[Floats, Floats]:
+    """The matrices of K [n_head, rank, nope_size] and V [n_head, value_size, rank]."""
+    if not mixer.fused:
+        return w["attn_k_b.weight"], w["attn_v_b.weight"]
+    both = w["attn_kv_b.weight"].reshape(mixer.n_head, -1, mixer.rank)
+    return both[:, : mixer.nope_size].swapaxes(1, 2), both[:, mixer.nope_size :]
+
+
+# Recurrent mixers: each row advances the state in its slot, token after token.
+#
+# A slot's state of a layer is one array of numbers: the last inputs of its convolution, then the matrices
+# of its heads. Both are changed in place.
+
+LENGTH_EPSILON = np.float32(1e-6)  # of the length that queries and keys of a delta net are divided by
+
+
+def delta_net(mixer: DeltaNet, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floats:
+    """A matrix for each value head, which tells a value for each key; a token corrects that of its key."""
+    n, heads = len(x), (mixer.n_value_head, mixer.value_size)
+    qkv, z = w.matmul(x, "attn_qkv"), w.matmul(x, "attn_gate").reshape(n, *heads)
+    beta, alpha = _beta_alpha(mixer, w, x)
+    correction = sigmoid(beta)  # [n, value heads]
+    decay = np.exp(w["ssm_a"] * softplus(alpha + w["ssm_dt.bias"]))
+    out = np.empty((n, *heads), np.float32)
+    for rows, history, matrices in _states(run, i, mixer.kernel, mixer.channels):
+        mixed = silu(convolve(history, qkv[rows], w["ssm_conv1d.weight"]))
+        q, k, v = np.split(mixed, np.cumsum([mixer.n_key_head * mixer.key_size] * 2), axis=1)
+        q, k = (_by_value_head(mixer, unit(a.reshape(len(a), mixer.n_key_head, -1))) for a in (q, k))
+        v = v.reshape(-1, *heads)
+        memory = matrices.reshape(mixer.n_value_head, mixer.key_size, mixer.value_size)
+        for t, row in enumerate(rows):
+            memory *= decay[row][:, None, None]
+            error = v[t] - np.einsum("hkv,hk->hv", memory, k[t])
+            memory += k[t][:, :, None] * (correction[row][:, None] * error)[:, None, :]
+            out[row] = np.einsum("hkv,hk->hv", memory, q[t]) * np.float32(mixer.key_size**-0.5)
+    out = w.norm(mixer.norm, out) * silu(z)
+    return w.matmul(out.reshape(n, -1), "ssm_out")
+
+
+def short_convolution(mixer: Convolution, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floats:
+    """c × convolution(b × x)."""
+    b, c, inner = np.split(w.matmul(x, "shortconv.in_proj"), 3, axis=1)
+    out = np.empty_like(c)
+    for rows, history, _ in _states(run, i, mixer.kernel, mixer.width):
+        out[rows] = c[rows] * convolve(history, (b * inner)[rows], w["shortconv.conv.weight"])
+    return w.matmul(out, "shortconv.out_proj")
+
+
+def mamba2(mixer: Mamba2, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floats:
+    """A matrix for each head, to which a token adds x times its B, and from which it reads with its C."""
+    n = len(x)
+    gate, inputs, dt = np.split(w.matmul(x, "ssm_in"), np.cumsum([mixer.inner, mixer.channels]), axis=1)
+    step = softplus(dt + w["ssm_dt.bias"])  # [n, heads]
+    decay = np.exp(step * w["ssm_a"][:, 0])
+    out = np.empty((n, mixer.n_head, mixer.head_size), np.float32)
+    for rows, history, matrices in _states(run, i, mixer.kernel, mixer.channels):
+        mixed = silu(convolve(history, inputs[rows], w["ssm_conv1d.weight"], w.get("ssm_conv1d.bias")))
+        values, b, c = np.split(mixed, np.cumsum([mixer.inner, mixer.n_group * mixer.state_size]), axis=1)
+        values = values.reshape(-1, mixer.n_head, mixer.head_size)
+        shared = mixer.n_head // mixer.n_group  # heads that have the same B and C
+        b, c = (np.repeat(a.reshape(len(a), mixer.n_group, -1), shared, axis=1) for a in (b, c))
+        memory = matrices.reshape(mixer.n_head, mixer.head_size, mixer.state_size)
+        for t, row in enumerate(rows):
+            memory *= decay[row][:, None, None]
+            memory += (step[row][:, None] * values[t])[:, :, None] * b[t][:, None, :]
+            out[row] = np.einsum("hps,hs->hp", memory, c[t]) + w["ssm_d"] * values[t]
+    gated = out.reshape(n, -1) * silu(gate)
+    if mixer.norm is not None:
+        groups = gated.reshape(n, mixer.n_group, -1)
+        gated = w.norm(mixer.norm, groups).reshape(n, -1)
+    return w.matmul(gated, "ssm_out")
+
+
+def convolve(history: Floats, x: Floats, taps: Floats, bias: Floats | None = None) -> Floats:
+    """Each channel's last inputs times its taps, the newest last; `history` becomes that of the next row.
+
+    history [kernel − 1, channels], x [n, channels], taps [channels, kernel] → float32[n, channels]
+    """
+    inputs = np.concatenate((history, x))
+    out = np.zeros_like(x)
+    for back in range(taps.shape[1]):
+        out += inputs[back : back + len(x)] * taps[:, back]
+    history[:] = inputs[len(x) :]
+    return out if bias is None else out + bias
+
+
+def unit(x: Floats) -> Floats:
+    """x divided by its length, along the last axis."""
+    out: Floats = x / np.sqrt(np.square(x).sum(axis=-1, keepdims=True) + LENGTH_EPSILON)
+    return out
+
+
+def _by_value_head(mixer: DeltaNet, x: Floats) -> Floats:
+    """Keys or queries [n, key heads, size], for each value head."""
+    times = mixer.n_value_head // mixer.n_key_head
+    return np.tile(x, (1, times, 1)) if mixer.tiled else np.repeat(x, times, axis=1)
+
+
+def _beta_alpha(mixer: DeltaNet, w: LayerWeights, x: Floats) -> tuple[Floats, Floats]:
+    """The numbers that become each value head's correction and decay: [n, value heads] each."""
+    if not mixer.fused:
+        return w.matmul(x, "ssm_beta"), w.matmul(x, "ssm_alpha")
+    both = w.matmul(x, "ssm_ba").reshape(len(x), mixer.n_key_head, 2, -1)
+    return both[:, :, 0].reshape(len(x), -1), both[:, :, 1].reshape(len(x), -1)
+
+
+def _states(
+    run: Pass, i: int, kernel: int, channels: int
+) -> Iterator[tuple[NDArray[np.intp], Floats, Floats]]:
+    """For each slot of the pass: its rows in order, and layer i's state, as the history and the matrices."""
+    slots = run.placement.slots
+    if slots is None:
+        raise InvalidRequest("the model has recurrent layers, but the batch has no state slots")
+    for slot in dict.fromkeys(slots.tolist()):
+        state = run.states[i][slot]
+        size = (kernel - 1) * channels
+        yield np.flatnonzero(slots == slot), state[:size].reshape(kernel - 1, channels), state[size:]

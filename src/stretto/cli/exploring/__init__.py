@@ -1,1 +1,0 @@
-"""`stretto parallel --explore`: the tree of what a model might say, walked with the arrow keys."""

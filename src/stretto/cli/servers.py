@@ -1,0 +1,192 @@
+"""`stretto ps`: the servers of this user on this machine."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stretto.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from stretto.local import Connection
+
+
+def ps(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of servers.")] = False,
+) -> None:
+    """Show your running servers: models, process, address, time, memory and requests.
+
+    Servers that were started with --no-socket, or by another user, are not listed.
+    """
+    from stretto.cli.output import clean, console, print_json, size, table
+    from stretto.local import servers
+
+    found = []
+    for connection in servers():
+        with connection:
+            found.append(shown(connection.about))
+    if as_json:
+        print_json(found)
+        return
+    if not found:
+        typer.echo("no server of yours is running; stretto serve starts one")
+        return
+    listing = table("pid", "models", "address", "up", "memory", "running", "answered", right=("memory",))
+    for one in found:
+        names = ", ".join(f"{m['name']}{'' if m['loaded'] else ' (not loaded)'}" for m in one["models"])
+        memory = "" if one["memory"] is None else size(one["memory"])
+        up = since(one["uptime"])
+        listing.add_row(
+            str(one["pid"]),
+            clean(names),
+            clean(one["address"]),
+            up,
+            memory,
+            *map(str, (one["running"], one["answered"])),
+        )
+    console().print(listing)
+
+
+def shown(about: dict[str, Any]) -> dict[str, Any]:
+    """What a server says of itself, checked, as `ps` shows it."""
+    models = about.get("models")
+    memory = about.get("memory")
+    return {
+        "pid": _integer(about.get("pid")),
+        "models": [
+            {"name": str(model.get("name")), "loaded": bool(model.get("loaded"))}
+            for model in (models if isinstance(models, list) else [])
+            if isinstance(model, dict)
+        ],
+        "address": str(about.get("address")),
+        "version": str(about.get("version")),
+        "uptime": max(0, int(time.time() - _integer(about.get("started")))),
+        "memory": None if memory is None else _integer(memory),
+        "running": _integer(about.get("running")),
+        "answered": _integer(about.get("answered")),
+    }
+
+
+def since(seconds: int) -> str:
+    """A time for people.
+
+    >>> since(59), since(3660), since(200_000)
+    ('59 s', '1 h 1 min', '2 d 7 h')
+    """
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min"
+    if seconds < 86400:
+        return f"{seconds // 3600} h {seconds % 3600 // 60} min"
+    return f"{seconds // 86400} d {seconds % 86400 // 3600} h"
+
+
+def _integer(value: object) -> int:
+    return int(value) if isinstance(value, (int, float)) and abs(value) < 1 << 62 else 0
+
+
+# `stretto stop`: end servers of this user on this machine.
+
+PATIENCE_SECONDS = 30.0  # running requests have ten by default
+POLL_SECONDS = 0.05
+
+
+def stop(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME|PID]", help="A model that the server serves, or its process id."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Stop all servers of yours.")] = False,
+) -> None:
+    """Stop a running server of yours, as Ctrl-C does: requests that run may finish first.
+
+    Without a name there has to be one server alone; stretto ps lists them.
+    """
+    from stretto.local import servers
+
+    if name is not None and everything:
+        raise InvalidRequest("give a name or a process id, or --all, not both")
+    found = list(servers())
+    try:
+        chosen = [one for one in found if everything or name is None or _is_meant(shown(one.about), name)]
+        if not chosen and not (everything and not found):
+            listed = ", ".join(_label(shown(one.about)) for one in found)
+            which = f"of {name!r} " if name else "of yours "
+            raise InvalidRequest(f"no server {which}is running{f'; there is {listed}' if listed else ''}")
+        if len(chosen) > 1 and not everything:
+            listed = ", ".join(_label(shown(one.about)) for one in chosen)
+            raise InvalidRequest(f"there are {len(chosen)}: {listed}; give a process id, or --all")
+        for one in chosen:
+            _end(one)
+            typer.echo(f"stopped {_label(shown(one.about))}")
+    finally:
+        for one in found:
+            one.close()
+
+
+def _is_meant(about: dict[str, Any], name: str) -> bool:
+    names = [model["name"] for model in about["models"]]
+    return name == str(about["pid"]) or name in names
+
+
+def _label(about: dict[str, Any]) -> str:
+    from stretto.cli.output import clean
+
+    names = ", ".join(model["name"] for model in about["models"])
+    return clean(f"{about['pid']} ({names})")
+
+
+def _end(connection: Connection) -> None:
+    """Send the signal to the process that holds the socket, and wait until it has ended."""
+    pid = connection.peer.pid
+    if pid <= 1 or pid != connection.about.get("pid"):
+        raise InvalidRequest(
+            f"process {pid} holds the socket {connection.path}, and says that it is "
+            f"{connection.about.get('pid')!r}; it is not stopped"
+        )
+    try:
+        handle = _handle(pid)
+        try:
+            if handle is None:
+                os.kill(pid, signal.SIGTERM)
+            else:
+                signal.pidfd_send_signal(handle, signal.SIGTERM)
+            connection.close()
+            has_ended = _has_ended(pid, handle)
+        finally:
+            if handle is not None:
+                os.close(handle)
+    except ProcessLookupError:  # it has ended by itself meanwhile
+        return
+    if not has_ended:
+        raise InvalidRequest(f"process {pid} still runs after {PATIENCE_SECONDS:g} s; kill {pid} ends it")
+
+
+def _handle(pid: int) -> int | None:
+    """A descriptor that stays that process, whoever gets its number; None where the system has none."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except (AttributeError, OSError):  # not Linux, an older kernel, or a sandbox that does not let it
+        return None
+
+
+def _has_ended(pid: int, handle: int | None) -> bool:
+    """Wait until a process has ended; False if it still runs after the patience."""
+    if handle is not None:
+        return bool(select.select([handle], [], [], PATIENCE_SECONDS)[0])
+    end = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < end:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(POLL_SECONDS)
+    return False

@@ -1,0 +1,411 @@
+"""`stretto classify`: the labels of images, files or texts."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from stretto.cli.completion import model_names
+from stretto.cli.options import aliased, configured_threads
+from stretto.cli.output import clean, console, print_json
+from stretto.errors import InvalidRequest, StrettoError
+
+if TYPE_CHECKING:
+    from stretto.llm import LLM
+
+
+# What the commands of tasks share: their inputs, their model, their output.
+
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
+SOUNDS = (".wav",)
+MAX_STDIN_BYTES = 64 << 20
+
+Files = Annotated[list[str], typer.Argument(metavar="FILE…", help="Files or folders; - for stdin.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Draw = Annotated[
+    str | None,
+    typer.Option("--draw", metavar="OUT", help="Draw the result: a file, or a folder for several inputs."),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(help="How many threads (default: as suits the machine).", callback=configured_threads),
+]
+Device = Annotated[str, typer.Option(help="What to run it on: auto, cpu, cuda …")]
+
+
+def model_option(help_text: str) -> Any:
+    """The option for a model of some kind."""
+    return typer.Option(
+        "--model", "-m", metavar="MODEL", help=help_text, autocompletion=model_names, callback=aliased
+    )
+
+
+@contextmanager
+def opened(
+    model: str,
+    device: str = "auto",
+    threads: int | None = None,
+    *,
+    verb: str | None = None,
+    files: Sequence[str] = (),
+) -> Iterator[LLM]:
+    """A model that has a verb, by its name or path; one that is not here is fetched first.
+
+    With `files`, for which it is wanted, nothing is fetched or loaded unless one of them is there.
+    """
+    from rich.text import Text
+
+    import stretto
+    from stretto.cli.pull import pull_missing
+    from stretto.weights import hub
+
+    hub.require(model, verb)
+    if files and all(map(_is_missing, files)):
+        names = ", ".join(files[:3]) + (" …" if len(files) > 3 else "")
+        raise InvalidRequest(f"{names}: no such file")
+    pull_missing(model, verb)
+    screen = console(stderr=True)
+    with screen.status(Text(f"loading {clean(model)}")) if screen.is_terminal else nullcontext():
+        made = stretto.load(model, device=device, threads=threads)
+    with made:
+        yield made
+
+
+def files_of(given: Sequence[str], endings: tuple[str, ...] = ()) -> list[str]:
+    """The files that were given, and those in folders that were given: all, or those with an ending."""
+    found: list[str] = []
+    for name in given:
+        path = Path(name)
+        if name == "-" or not path.is_dir():
+            found.append(name)
+            continue
+        inside = sorted(one for one in path.rglob("*") if one.is_file() and not one.is_symlink())
+        matching = [str(one) for one in inside if not endings or one.suffix.lower() in endings]
+        if not matching:
+            raise InvalidRequest(f"{name}: there is no file of this kind in the folder ({' '.join(endings)})")
+        found += matching
+    if not found:
+        raise InvalidRequest("give at least one file")
+    return found
+
+
+def _is_missing(name: str) -> bool:
+    """Whether a name is that of no file, and neither stdin nor a `data:` URL."""
+    if name == "-" or name[:5].lower() == "data:":
+        return False
+    try:
+        return not Path(name).exists()
+    except (OSError, ValueError):  # too long, or with a NUL in it
+        return True
+
+
+def texts_of(given: Sequence[str]) -> list[str]:
+    """The texts that were given, or the lines of stdin."""
+    if list(given) not in ([], ["-"]):
+        return list(given)
+    try:
+        lines = [line for line in _stdin().decode("utf-8").splitlines() if line.strip()]
+    except UnicodeError as error:
+        raise InvalidRequest(f"stdin is not UTF-8: {error}") from None
+    if not lines:
+        raise InvalidRequest("give texts, or one a line on stdin")
+    return lines
+
+
+def source_of(name: str) -> Any:
+    """What a verb gets: the path, or the bytes of stdin."""
+    return _stdin() if name == "-" else name
+
+
+def _stdin() -> bytes:
+    """All of stdin; refused if it is more than is read."""
+    data = sys.stdin.buffer.read(MAX_STDIN_BYTES + 1)
+    if len(data) > MAX_STDIN_BYTES:
+        raise InvalidRequest(f"stdin has more than {MAX_STDIN_BYTES:,} bytes, which is all that is read")
+    return data
+
+
+def run_all(names: Iterable[str], work: Callable[[str], Any]) -> Iterator[tuple[str, Any]]:
+    """The results as they come; a file that fails is told on stderr, and the command fails at its end."""
+    from rich.progress import Progress
+
+    listed, failed = list(names), 0
+    screen = console(stderr=True)
+    with Progress(console=screen, transient=True, disable=len(listed) < 2 or not screen.is_terminal) as bar:
+        for name in bar.track(listed, description=""):
+            try:
+                result = work(name)
+            except StrettoError as error:
+                if len(listed) == 1:
+                    raise
+                failed += 1
+                print(f"error: {clean(name)}: {clean(str(error))}", file=sys.stderr)
+                continue
+            yield name, result
+    if failed:
+        raise InvalidRequest(f"{failed} of {len(listed)} files failed")
+
+
+def check_picture_name(out: str) -> None:
+    """Raise unless the name of a picture has the ending of one."""
+    if Path(out).suffix.lower() not in IMAGES:
+        raise InvalidRequest(f"--draw {out}: the name of a picture ends with .png or .jpg")
+
+
+def save_picture(out: str, name: str, n_inputs: int, picture: Any) -> None:
+    """Write a picture to `out`, or into the folder `out` if there are several; atomically, by its ending."""
+    from stretto.weights.files import atomic_write
+
+    path = Path(out)
+    if n_inputs > 1:
+        path.mkdir(parents=True, exist_ok=True)
+        path = path / f"{Path(name).stem}.png"
+    form = {".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF"}.get(path.suffix.lower())
+    with atomic_write(path, durable=False) as file:
+        picture.save(file, form or path.suffix[1:].upper())
+
+
+DEFAULT_MODEL = "efficientnet-lite0"
+
+
+def classify(
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Files and folders, or texts, as the model takes them; - for stdin."),
+    ] = None,
+    model: Annotated[str, model_option("A model that classifies.")] = DEFAULT_MODEL,
+    top: Annotated[int, typer.Option(min=1, help="How many labels.")] = 5,
+    as_json: AsJson = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Give images, files or texts their labels, most probable first."""
+    from stretto.cli.output import clean, print_json
+
+    images = files_of(inputs or [], IMAGES) if model == DEFAULT_MODEL else []  # others may take texts
+    with opened(model, device, threads, verb="classify", files=images) as llm:
+        takes = getattr(llm, "takes", "text")
+        endings = IMAGES if takes == "image" else ()
+        names = texts_of(inputs or []) if takes == "text" else files_of(inputs or [], endings)
+        source = str if takes == "text" else source_of
+        found = []
+        for name, result in run_all(names, lambda one: llm.classify(source(one), top=top)):
+            if as_json:
+                found.append({"input": name, **result.to_dict()})
+                continue
+            prefix = f"{clean(name)}: " if len(names) > 1 else ""
+            print(prefix + ", ".join(f"{clean(label.name)} {label.score:.2f}" for label in result))
+        if as_json:
+            print_json(found)
+
+
+# What `detect`, `segment` and `read` do alike: a result for each image, printed, drawn or as JSON.
+
+
+def show_images(
+    files: Sequence[str],
+    model: str,
+    verb: str,
+    out: str | None,
+    as_json: bool,
+    device: str,
+    threads: int | None,
+    picture: str = "draw",
+    **options: Any,
+) -> None:
+    """Run a verb on each image, with `options`.
+
+    `picture` is the result's method that makes what is written to `out`.
+    """
+    names = files_of(files, IMAGES)
+    if out is not None and len(names) == 1:
+        check_picture_name(out)
+    found = []
+    with opened(model, device, threads, verb=verb, files=names) as llm:
+        sources = {name: source_of(name) for name in names if name == "-"}  # stdin can be read once
+
+        def work(name: str) -> Any:
+            source = sources.get(name, name)
+            result = getattr(llm, verb)(source, **options)
+            if out is not None:
+                save_picture(out, name, len(names), getattr(result, picture)(source))
+            return result
+
+        for name, result in run_all(names, work):
+            if as_json:
+                found.append({"file": name, **result.to_dict()})
+                continue
+            if len(names) > 1:
+                print(f"{clean(name)}:")
+            for line in io.StringIO(str(result)):
+                print(clean(line.rstrip("\n")))
+    if as_json:
+        print_json(found)
+
+
+# `stretto detect`: objects in images.
+
+
+def detect(
+    files: Files,
+    model: Annotated[str, model_option("A model that can detect.")] = "centernet",
+    threshold: Annotated[
+        float | None, typer.Option(min=0, max=1, help="The least score (default: the model's own).")
+    ] = None,
+    draw: Draw = None,
+    as_json: AsJson = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Find objects in images, with boxes in pixels."""
+    options: dict[str, Any] = {} if threshold is None else {"threshold": threshold}
+    show_images(files, model, "detect", draw, as_json, device, threads, **options)
+
+
+# `stretto read`: the text in images.
+
+
+def read(
+    files: Files,
+    model: Annotated[str, model_option("A model that can read.")] = "ppocr",
+    draw: Draw = None,
+    as_json: AsJson = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Read the text in images, in reading order."""
+    show_images(files, model, "read", draw, as_json, device, threads)
+
+
+# `stretto segment`: an image's foreground.
+
+
+def segment(
+    files: Files,
+    model: Annotated[str, model_option("A model that can segment.")] = "u2net",
+    draw: Draw = None,
+    cut_out: Annotated[
+        str | None,
+        typer.Option("--cut-out", metavar="OUT", help="The image without its background, as a PNG."),
+    ] = None,
+    as_json: AsJson = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Tell the foreground of images from their background."""
+    show_images(
+        files,
+        model,
+        "segment",
+        draw or cut_out,
+        as_json,
+        device,
+        threads,
+        picture="cut_out" if cut_out else "draw",
+    )
+
+
+# `stretto rerank`: documents by how well they answer a query.
+
+
+def rerank(
+    query: Annotated[str, typer.Argument(help="What is asked.")],
+    documents: Annotated[
+        list[str] | None, typer.Argument(help="Texts; without them, lines of stdin.")
+    ] = None,
+    model: Annotated[str, model_option("A model that ranks or embeds.")] = "minilm",
+    top: Annotated[int | None, typer.Option(min=1, help="Only so many of the best.")] = None,
+    as_json: AsJson = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Sort texts by how well they answer a query, best first."""
+    from stretto.cli.output import clean, console, print_json, table
+
+    given = texts_of(documents or [])
+    with opened(model, device, threads, verb="rerank") as llm:
+        ranking = llm.rerank(query, given, top=top)
+    if as_json:
+        print_json(ranking.to_dict())
+        return
+    made = table("score", "number", "text", right=("score", "number"))
+    for item in ranking:
+        made.add_row(f"{item.score:.4f}", str(item.index), clean(item.text))
+    console().print(made)
+
+
+# `stretto embed`: texts as vectors.
+
+
+def embed(
+    texts: Annotated[list[str] | None, typer.Argument(help="Texts; without them, lines of stdin.")] = None,
+    model: Annotated[str, model_option("A model that embeds.")] = "minilm",
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", metavar="FILE.npy", help="Write the vectors to a NumPy file.")
+    ] = None,
+    normalize: Annotated[bool, typer.Option("--normalize/--raw", help="Make their length 1.")] = True,
+    as_json: AsJson = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Turn texts into vectors, one line of numbers each."""
+    import numpy as np
+
+    from stretto.cli.output import print_json
+    from stretto.weights.files import atomic_write
+
+    given = texts_of(texts or [])
+    with opened(model, device, threads, verb="embed") as llm:
+        vectors = np.asarray(llm.embed(given, normalize=normalize), np.float32)
+    if out is not None:
+        with atomic_write(out) as file:
+            np.save(file, vectors)
+    elif as_json:
+        rows = [{"text": text, "vector": row.tolist()} for text, row in zip(given, vectors, strict=True)]
+        print_json({"model": model, "dimensions": vectors.shape[1], "vectors": rows})
+    else:
+        for row in vectors:
+            print(" ".join(f"{number:.7g}" for number in row.tolist()))
+
+
+# `stretto transcribe`: speech as text.
+
+
+def transcribe(
+    files: Files,
+    model: Annotated[str, model_option("A model that can transcribe.")] = "moonshine",
+    form: Annotated[
+        Literal["text", "times", "srt", "vtt"],
+        typer.Option("--format", help="The text alone, with times, or subtitles."),
+    ] = "text",
+    as_json: AsJson = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Write down the speech in sound files (WAV)."""
+    from stretto.cli.output import clean, print_json
+    from stretto.tasks.results import srt, vtt
+
+    names = files_of(files, SOUNDS)
+    found = []
+    with opened(model, device, threads, verb="transcribe", files=names) as llm:
+        for name, transcript in run_all(names, lambda one: llm.transcribe(source_of(one))):
+            if as_json:
+                found.append({"file": name, **transcript.to_dict()})
+                continue
+            if len(names) > 1 and form in ("text", "times"):
+                print(f"{clean(name)}:")
+            if form == "times":
+                for segment in transcript:
+                    print(clean(str(segment)))
+            else:
+                text = {"srt": srt, "vtt": vtt}[form](transcript) if form != "text" else transcript.text
+                sys.stdout.write("\n".join(clean(line) for line in text.splitlines()) + "\n")
+    if as_json:
+        print_json(found)
