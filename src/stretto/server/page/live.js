@@ -35,7 +35,7 @@ function take(event) {
   if (!event.cells) tell(event);
 }
 
-// A frame with its columns unpacked: they come compressed, one after the other.
+// A frame's columns come compressed, one after the other.
 async function unpacked({columns, ...frame}) {
   const packed = Uint8Array.from(atob(columns), one => one.charCodeAt(0)), {n} = frame;
   const bytes = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream('deflate'))).arrayBuffer();

@@ -3,7 +3,7 @@
 export const STATES = ['free', 'others', 'parked', 'held', 'pinned', 'running'];
 // A cell's look is a number: its state, how many share it (one, two, up to four, more), and these marks.
 export const SHARE = 8, IMAGE = 32, STACKED = 64, MARKS = 127, LIT = 128, DIM = 256, CHANGED = 512, FREED = 1024;
-const MOST_POSITIONS = 1 << 24, OTHERS = 1, UNNAMED = 65535;
+const MOST_POSITIONS = 1 << 24, OTHERS = 1;
 
 export class Table {
   n = 0;
@@ -11,29 +11,25 @@ export class Table {
   sets = new Map(); // number → ids of sequences
   sequences = {}; // id → {state, mine, n}
 
-  // Takes an unpacked frame in, which is all of the table; tells what it has changed, if there was one of this size before.
+  // Takes a frame in, which is all of the table; tells what it has changed.
   apply(frame) {
     const {n, sequences} = this, sets = new Map(Object.entries(frame.sets).map(([number, ids]) => [+number, ids]));
     const changed = n === frame.n ? this.#changes(frame, sets) : null;
     if (!changed) this.looks = new Uint16Array(frame.n);
-    const {positions, set, image} = frame;
-    Object.assign(this, {n: frame.n, positions, set, image, sets, sequences: frame.sequences});
+    Object.assign(this, frame, {sets});
     this.#look();
     const added = n ? Object.keys(this.sequences).filter(id => !(id in sequences)) : [];
     const gone = Object.keys(sequences).filter(id => !(id in this.sequences));
     return {changed, added, gone: gone.map(id => ({id, n: sequences[id].n}))};
   }
 
-  // The cells that a frame changes. Its sets have numbers of their own: those are the same that have the same sequences.
-  #changes(frame, sets) {
-    const numbers = new Map([...this.sets].map(([number, ids]) => [ids.join(), number])), before = new Int32Array(65536).fill(-1);
-    before[0] = 0;
-    before[UNNAMED] = UNNAMED;
-    for (const [number, ids] of sets) before[number] = numbers.get(ids.join()) ?? -1;
-    const changed = [];
-    for (let i = 0; i < frame.n; i++) {
-      const isSame = before[frame.set[i]] === this.set[i] && frame.positions[i] === this.positions[i] && frame.image[i] === this.image[i];
-      if (!isSame) changed.push(i);
+  // The cells that a frame changes. The same sets may have other numbers in it.
+  #changes({n, positions, set, image}, sets) {
+    const numbers = new Map([...this.sets].map(([number, ids]) => [`${ids}`, number])), changed = [];
+    const before = new Int32Array(65536).map((_, i) => i);
+    for (const [number, ids] of sets) before[number] = numbers.get(`${ids}`) ?? -1;
+    for (let i = 0; i < n; i++) {
+      if (before[set[i]] !== this.set[i] || positions[i] !== this.positions[i] || image[i] !== this.image[i]) changed.push(i);
     }
     return changed;
   }
