@@ -60,7 +60,7 @@ test-failed: $(VENV)/.test
 # A text depends on the kernel set, and no test may depend on one text. AMX has the bits of AVX-512, and I8MM those
 # of NEON: the next smaller set that computes others is taken. Files are found by the fixtures of tests/conftest.py;
 # tests of many cases run one, and files that compute nothing with a model, or with every kernel set, are left out.
-KERNELS ?= $(shell $(BIN)/python -c 'from stretto.kernels import available as sets; \
+KERNELS ?= $(shell $(BIN)/python -c 'from stretto.hardware.kernel_sets import available as sets; \
     print(next((one for one in sets()[1:] if one in ("avx2", "portable")), "portable"))')
 REAL_MODEL = $(shell grep -rlE --include='*.py' 'smollm2_path|gemma3_path' tests | sed -e 's|/conftest.py||' \
     | grep -vxE 'tests|tests/(weights|text|export|models|deploy)(/.*)?|.*/test_(same_bits|unique|router).py')

@@ -28,7 +28,8 @@ def try_out():
     sys.path.append(str(HERE.parent / "benchmarks"))
     import stretto
     from make_model import SHAPES, make
-    from stretto import _native, kernels
+    from stretto import _native
+    from stretto.hardware import kernel_sets
 
     if not (Path(stretto.__file__).parent / "server" / "page" / "index.html").is_file():
         raise SystemExit("the page of the server is missing")
@@ -40,8 +41,8 @@ def try_out():
     texts = {}
     with tempfile.TemporaryDirectory() as folder:
         path = make(Path(folder) / "tiny.gguf", SHAPES["tiny"])
-        for name in kernels.available():
-            os.environ[kernels.ENVIRONMENT_VARIABLE] = name
+        for name in kernel_sets.available():
+            os.environ[kernel_sets.ENVIRONMENT_VARIABLE] = name
             with stretto.load(path, cells=64, threads=2) as llm:
                 result = llm.generate("Hello, my name is", max_tokens=16, temperature=0, ignore_eos=True)
             if len(result.tokens) != 16:

@@ -12,11 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "stretto"
 
 # What each part may use beside itself; all of them may use those in `EVERYONE`.
 ALLOWED = {
-    "config": {"weights.files"},
     "errors": set(),
-    "forking": set(),
-    "kernels": set(),
-    "local": set(),
     "options": set(),
     "weights": set(),
     "text": {"weights"},
@@ -73,6 +69,8 @@ ALLOWED = {
     "tools": {"engine", "structured", "text"},
     "tasks": {"backends.onnx_session", "loading.verbs", "text", "vision", "weights"},
     "hardware": {"weights"},
+    "hardware.fork_safety": set(),
+    "hardware.kernel_sets": set(),
     "testing": {"*"},
     "bench": {
         "backends.base",
@@ -86,6 +84,7 @@ ALLOWED = {
         "weights",
     },
     "evaluation": {"backends.base", "llm", "text"},
+    "server.sockets": set(),
     "server": {
         "Grammar",
         "Image",
@@ -102,7 +101,6 @@ ALLOWED = {
         "hooks",
         "llm",
         "load",
-        "local",
         "models",
         "parallel",
         "loading",
@@ -119,7 +117,6 @@ ALLOWED = {
         "DraftModel",
         "Grammar",
         "bench",
-        "config",
         "deploy",
         "load",
         "evaluation",
@@ -127,7 +124,6 @@ ALLOWED = {
         "hardware",
         "llm",
         "loading",
-        "local",
         "models",
         "quantize",
         "server",
@@ -139,13 +135,19 @@ ALLOWED = {
     "__init__": {"*"},
     "__main__": {"cli"},
 }
-EVERYONE = {"errors", "forking", "kernels", "options", "_native"}
+EVERYONE = {"errors", "hardware.fork_safety", "hardware.kernel_sets", "options", "_native"}
 
 
 def part_of(path):
     """The module if it has an entry of its own, else its folder."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts) if ".".join(parts) in ALLOWED else parts[0]
+
+
+def is_module(base, name):
+    """Whether `from base import name` imports a module, or a name of the package, and not one of a module."""
+    folder = PACKAGE.parent.joinpath(*base.split("."))
+    return base == "stretto" or any((folder / file).exists() for file in (f"{name}.py", name))
 
 
 def imported(path):
@@ -157,7 +159,7 @@ def imported(path):
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: write imports in full"
             base = node.module or ""
-            names = [f"{base}.{alias.name}" for alias in node.names] if base == "stretto" else [base]
+            names = [f"{base}.{one.name}" if is_module(base, one.name) else base for one in node.names]
         for name in names:
             parts = name.split(".")
             if parts[0] == "stretto" and len(parts) > 1 and parts[1] != "__version__":

@@ -128,7 +128,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from stretto.kernels import version
+        from stretto.hardware.kernel_sets import version
 
         return version()
     if name in _MODULES:

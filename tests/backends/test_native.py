@@ -12,13 +12,13 @@ import pytest
 
 import stretto
 from stretto import _native
-from stretto import kernels as kernel_sets
 from stretto.backends import native_weights
 from stretto.backends.batch import Batch
 from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache.cells import Cells
 from stretto.errors import InvalidRequest, ModelError
+from stretto.hardware import kernel_sets
 from stretto.llm import LLM
 from stretto.models import read_spec
 from stretto.testing import byte_tokenizer

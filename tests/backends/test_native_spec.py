@@ -5,13 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from stretto import _native, kernels
+from stretto import _native
 from stretto.backends.batch import Batch
 from stretto.backends.native import NativeBackend
 from stretto.backends.native_weights import plain_spec
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache.cells import Cells
 from stretto.errors import Unsupported
+from stretto.hardware import kernel_sets
 from stretto.models import read_spec
 from stretto.models.spec import Dense
 from stretto.weights.formats import Format
@@ -39,7 +40,7 @@ def at(value, path):
 
 
 def decoder(spec):
-    return _native.Decoder(spec, 16, "f16", 1, kernels.chosen(), "standard")
+    return _native.Decoder(spec, 16, "f16", 1, kernel_sets.chosen(), "standard")
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -12,7 +12,7 @@ pytest.importorskip("onnx")
 
 import onnx
 
-from stretto import _native, kernels
+from stretto import _native
 from stretto.backends.base import BackendOptions
 from stretto.backends.batch import Batch
 from stretto.backends.onnx import open_onnx, packing
@@ -23,6 +23,7 @@ from stretto.errors import ModelError, RouteWarning, Unsupported
 from stretto.export.decoder import build
 from stretto.export.graph import DataFile, Graph
 from stretto.export.products import Products, read_blocks
+from stretto.hardware import kernel_sets
 from stretto.weights import formats
 from stretto.weights.formats import Format
 from stretto.weights.onnx import read_onnx
@@ -90,7 +91,7 @@ def test_products_have_the_bits_of_the_native_kernels(make, fmt, n):
     wanted = _native.ops.matmul(int(fmt), data.reshape(-1), ROWS, COLUMNS, x[0])
     for threads in (1, 2, 3):
         session, packed = open_packed(file, "cpu", threads)
-        assert (packed.packed, packed.found, packed.kernels) == (1, 1, kernels.chosen())
+        assert (packed.packed, packed.found, packed.kernels) == (1, 1, kernel_sets.chosen())
         (y,) = run(session, x)
         assert y.shape == (1, n, ROWS)
         assert (y[0] == wanted).all()
@@ -102,7 +103,7 @@ def test_plain_and_native_products_are_near(make):
     file = make(*((random_rows(fmt), fmt) for fmt in FORMATS)).save()
     (plain, unpacked), (native, packed) = (open_packed(file, "cpu", 2, repack) for repack in (False, True))
     assert str(unpacked) == "0 of 3 quantised products by the native kernels; repack=False"
-    assert str(packed) == f"3 of 3 quantised products by the native kernels ({kernels.chosen()})"
+    assert str(packed) == f"3 of 3 quantised products by the native kernels ({kernel_sets.chosen()})"
     x = random_x(5)
     for a, b in zip(run(plain, x), run(native, x), strict=True):
         assert np.abs(a - b).max() < 0.02 * np.abs(a).max()
@@ -130,7 +131,7 @@ def test_rows_are_the_same_bits_in_any_batch(make):
 
 def test_the_portable_kernels_can_be_asked_for(make, monkeypatch):
     data, x = random_rows(Format.Q4_1), random_x(2)
-    monkeypatch.setenv(kernels.ENVIRONMENT_VARIABLE, "portable")
+    monkeypatch.setenv(kernel_sets.ENVIRONMENT_VARIABLE, "portable")
     session, packed = open_packed(make((data, Format.Q4_1)).save(), "cpu", 2)
     wanted = _native.ops.matmul(int(Format.Q4_1), data.reshape(-1), ROWS, COLUMNS, x[0], kernels="portable")
     assert packed.kernels == "portable"

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import stretto
-from stretto import Batch, _native, kernels
+from stretto import Batch, _native
 from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
+from stretto.hardware import kernel_sets
 from stretto.llm import LLM
 from stretto.testing import byte_tokenizer
 from tiny_models import tiny_file, tiny_spec
@@ -186,7 +187,7 @@ def keys(llm, cells):
         return np.stack([keys[cells] for keys in backend.keys], axis=1)
     kind = backend.cell_layout.split()[1].rstrip(",")
     heads = backend.read_cells(cells).reshape(len(cells) * spec.n_layer * 2 * spec.n_kv_head, -1)
-    loaded = _native.ops.load_heads(heads, spec.head_size, kind, kernels.chosen())
+    loaded = _native.ops.load_heads(heads, spec.head_size, kind, kernel_sets.chosen())
     return loaded.reshape(len(cells), spec.n_layer, 2, spec.n_kv_head, spec.head_size)[:, :, 0]
 
 

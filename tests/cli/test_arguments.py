@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stretto import config
+from stretto.cli import config_file
 from stretto.cli.options import served
 from stretto.cli.prompts import model_and_files
 from stretto.errors import InvalidRequest
@@ -49,7 +49,7 @@ def test_a_command_that_needs_another_names_it(stretto, command):
 def test_tokenize_takes_a_text_alone(stretto, store_home, smollm2_path, arguments):
     store_home.mkdir()
     (store_home / "models").symlink_to(smollm2_path.parents[1])
-    config.set_value("alias.fast", "smollm2")
+    config_file.set_value("alias.fast", "smollm2")
     code, out, _ = stretto("tokenize", *arguments, "--json")
     assert code == 0
     assert json.loads(out)["pieces"] == ["hello"]
@@ -66,8 +66,8 @@ def test_one_text_alone_goes_to_the_default_model(cli, command, monkeypatch):
 
 
 def test_aliases_and_threads_of_the_configuration(cli):
-    config.set_value("alias.fast", "fast.gguf")
-    config.set_value("threads", "3")
+    config_file.set_value("alias.fast", "fast.gguf")
+    config_file.set_value("threads", "3")
     for words in (("run", "fast", "Hi"), ("run", "-m", "fast", "Hi"), ("score", "fast", "Hi")):
         assert cli(*words)[0] == 0
         model, options = cli.loaded[0]
@@ -78,7 +78,7 @@ def test_aliases_and_threads_of_the_configuration(cli):
 
 def test_the_limit_and_the_sampling_of_the_configuration(cli):
     for key, value in (("max_tokens", "3"), ("temperature", "0.25"), ("system", "Be brief.")):
-        config.set_value(key, value)
+        config_file.set_value(key, value)
 
     def asked(*options):
         llm = mock_llm("Hello there")
@@ -95,18 +95,18 @@ def test_the_limit_and_the_sampling_of_the_configuration(cli):
 
 
 def test_an_alias_is_served_under_its_name():
-    config.set_value("alias.fast", "smollm2")
+    config_file.set_value("alias.fast", "smollm2")
     assert served("fast") == "fast=smollm2"
     assert served("mine=fast") == "mine=smollm2"
     assert served("smollm2") == "smollm2"
 
 
 def test_a_wrong_configuration_stops_a_command_before_it_begins(cli):
-    config.path().write_text("thread = 3\n")
+    config_file.path().write_text("thread = 3\n")
     code, out, err = cli("run", "mock.gguf", "Hi")
     assert (code, out) == (2, "")
     assert err.startswith(
-        f"error: {config.path()}, line 1: there is no setting 'thread'; did you mean threads?"
+        f"error: {config_file.path()}, line 1: there is no setting 'thread'; did you mean threads?"
     )
     assert cli.loaded == []
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stretto import config
+from stretto.cli import config_file
 from stretto.cli.chat import take
 from stretto.cli.chatting.commands import ALIASES, COMMANDS, KEYS
 from stretto.cli.chatting.conversation import Conversation
@@ -39,7 +39,7 @@ def test_set_changes_what_answers_are_made_with(chat, capsys):
     assert take(chat, "/set system Be brief.")
     assert chat.settings == {"temperature": 0, "top_k": 7, "top_p": 0.5}
     assert chat.conversation.system == "Be brief."
-    assert config.read() == config.Config()
+    assert config_file.read() == config_file.Config()
     assert take(chat, "/set")
     shown = capsys.readouterr().err
     assert "top_k: 7" in shown
@@ -54,9 +54,9 @@ def test_set_changes_what_answers_are_made_with(chat, capsys):
 def test_set_saves_for_later(chat, capsys):
     assert take(chat, "/set --save temperature 0.2")
     assert take(chat, "/set --save system Be brief.")
-    assert config.read() == config.Config(system="Be brief.", sampling={"temperature": 0.2})
+    assert config_file.read() == config_file.Config(system="Be brief.", sampling={"temperature": 0.2})
     assert chat.settings["temperature"] == 0.2
-    assert f"temperature: 0.2, and in {config.path()}" in capsys.readouterr().err
+    assert f"temperature: 0.2, and in {config_file.path()}" in capsys.readouterr().err
     assert take(chat, "/set temperature 1")
     assert take(chat, "/set temperature -")  # back to the default, which is now this
     assert chat.settings["temperature"] == 0.2
@@ -69,7 +69,7 @@ def test_set_saves_for_later(chat, capsys):
     assert chat.settings["max_tokens"] == 7
     assert take(chat, "/set --save temperature -")
     assert "temperature" not in chat.settings
-    assert config.read().sampling == {}
+    assert config_file.read().sampling == {}
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_set_refuses(chat, capsys, line, message):
     assert take(chat, line)
     assert message in capsys.readouterr().err
     assert chat.settings == {"temperature": 0}
-    assert not config.path().exists()
+    assert not config_file.path().exists()
 
 
 def test_help_lists_all_of_them(chat, capsys):

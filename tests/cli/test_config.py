@@ -5,14 +5,14 @@ import re
 
 import pytest
 
-from stretto import config
+from stretto.cli import config_file
 from stretto.cli.completion import model_names
 from stretto.cli.first_run import default_model
 
 
 def test_settings_are_set_shown_and_unset(stretto):
     code, out, _ = stretto("config", "set", "sampling.temperature", "0.2")
-    assert (code, out) == (0, f"sampling.temperature = 0.2 in {config.path()}\n")
+    assert (code, out) == (0, f"sampling.temperature = 0.2 in {config_file.path()}\n")
     assert stretto("config", "set", "presence_penalty", "-1")[0] == 0
     code, out, _ = stretto("config")
     assert code == 0
@@ -20,8 +20,8 @@ def test_settings_are_set_shown_and_unset(stretto):
     assert rows["sampling.temperature"] == ["sampling.temperature", "0.2", "line", "2"]
     assert rows["sampling.top_k"][1:4] == ["40", "the", "default,"]
     assert stretto("config", "unset", "sampling.temperature")[0] == 0
-    assert config.read().sampling == {"presence_penalty": -1}
-    assert stretto("config", "path")[1] == f"{config.path()}\n"
+    assert config_file.read().sampling == {"presence_penalty": -1}
+    assert stretto("config", "path")[1] == f"{config_file.path()}\n"
 
 
 def test_where_the_default_model_comes_from(stretto, monkeypatch, store_home):
@@ -34,18 +34,18 @@ def test_where_the_default_model_comes_from(stretto, monkeypatch, store_home):
 
 
 def test_json_shows_values_that_json_does_not_have(stretto):
-    config.path().write_text("when = [1979-05-27, {at = 07:32:00}]\n")
+    config_file.path().write_text("when = [1979-05-27, {at = 07:32:00}]\n")
     code, out, _ = stretto("config", "--json")
     assert code == 2
     assert json.loads(out)["settings"][0]["value"] == ["1979-05-27", {"at": "07:32:00"}]
 
 
 def test_json(stretto):
-    config.set_value("alias.fast", "smollm2")
+    config_file.set_value("alias.fast", "smollm2")
     code, out, _ = stretto("config", "--json")
     assert code == 0
     assert json.loads(out) == {
-        "path": str(config.path()),
+        "path": str(config_file.path()),
         "settings": [{"key": "alias.fast", "value": "smollm2", "line": 2, "problem": None}],
     }
 
@@ -67,21 +67,21 @@ def test_an_alias_hides_no_model(stretto):
 
 @pytest.mark.parametrize("text", ["modell = 'x'\n", "model = \n"])
 def test_a_broken_file_stops_neither_help_nor_repair(stretto, text):
-    config.path().write_text(text)
+    config_file.path().write_text(text)
     assert stretto("--help")[0] == stretto("run", "--help")[0] == 0
     assert model_names("smollm2")
     assert stretto("config", "path")[0] == 0
     code, _, err = stretto("config")
     assert code == 2
-    assert f"error: {config.path()}" in err
+    assert f"error: {config_file.path()}" in err
     assert stretto("config", "unset", text.split()[0])[0] == 0
     assert stretto("config")[0] == 0
 
 
 def test_the_default_model_is_the_one_that_is_set(monkeypatch):
     monkeypatch.delenv("STRETTO_MODEL")
-    config.set_value("alias.fast", "smollm2")
-    config.set_value("model", "fast")
+    config_file.set_value("alias.fast", "smollm2")
+    config_file.set_value("model", "fast")
     assert default_model() == "smollm2"
     monkeypatch.setenv("STRETTO_MODEL", "qwen3-0.6b")
     assert default_model() == "qwen3-0.6b"

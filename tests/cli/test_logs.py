@@ -7,8 +7,7 @@ import stat
 import PIL.Image
 import pytest
 
-from stretto import config
-from stretto.cli import kept
+from stretto.cli import config_file, kept
 from stretto.testing import mock_llm
 from stretto.vision import Image
 
@@ -68,7 +67,7 @@ def test_chat_keeps_its_turns_and_goes_on(cli):
 
 def test_nothing_is_kept_of_raw_texts_or_when_it_is_off(cli):
     assert cli("run", "-m", "mock.gguf", "--raw", "Once")[0] == 0
-    config.set_value("logs", "off")
+    config_file.set_value("logs", "off")
     assert cli("run", "-m", "mock.gguf", "One")[0] == 0
     assert cli("chat", "-m", "mock.gguf", stdin=b"One\n")[0] == 0
     assert not kept.folder().exists()

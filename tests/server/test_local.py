@@ -21,9 +21,9 @@ import pytest
 import stretto
 from serving import STRETTO, endless, serving
 from strange_models import llama
-from stretto import local
 from stretto.cli import main, remote, servers
 from stretto.errors import InvalidRequest, StrettoError
+from stretto.server import sockets
 from stretto.server.settings import RequestLimits
 
 MACHINE = {
@@ -240,7 +240,7 @@ def test_the_end_of_the_server_ends_streams_with_a_reason():
         running.server.end()
         assert stream.result.finish_reason == "cancelled"
         llm.close()
-    assert not local.sockets()
+    assert not sockets.sockets()
 
 
 def test_a_client_that_reads_nothing_does_not_hold_up_the_end_of_the_server(monkeypatch):
@@ -257,7 +257,7 @@ def test_a_client_that_reads_nothing_does_not_hold_up_the_end_of_the_server(monk
         llm._connection.send({"verb": "stream", "model": "m", "prompt": "x", "options": {}})
         assert stuck.wait(60)
     llm.close()
-    assert not local.sockets()
+    assert not sockets.sockets()
 
 
 # -- others who listen there --
@@ -267,14 +267,14 @@ class Pretender:
     """A socket in the folder that says what a test wants: lines, one for each request, then it closes."""
 
     def __init__(self, *lines, number=1, about=None):
-        where = local.folder()
+        where = sockets.folder()
         where.mkdir(0o700, exist_ok=True)
-        self.path = where / f"{number}{local.SUFFIX}"
+        self.path = where / f"{number}{sockets.SUFFIX}"
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listening.bind(str(self.path))
         self._listening.listen()
-        models = [{"name": "m", "loaded": True, "loading": local.loading(MODEL, **MACHINE)}]
-        known = {"protocol": local.PROTOCOL, "pid": os.getpid(), "models": models, **(about or {})}
+        models = [{"name": "m", "loaded": True, "loading": sockets.loading(MODEL, **MACHINE)}]
+        known = {"protocol": sockets.PROTOCOL, "pid": os.getpid(), "models": models, **(about or {})}
         facts = {"has_template": False, "context_length": 9, "backend": "x", "placement": None, "end_ids": []}
         self._lines = [known, facts, *lines]
         self._thread = threading.Thread(target=self._talk)
@@ -319,31 +319,31 @@ def test_one_that_dies_before_the_first_token_is_not_missed():
 def test_nonsense_is_no_server(line):
     with Pretender() as fake:
         fake._lines[0] = line
-        assert list(local.servers()) == []
+        assert list(sockets.servers()) == []
 
 
 def test_a_line_without_an_end_is_no_server(monkeypatch):
-    monkeypatch.setattr(local, "MAX_LINE_BYTES", 1 << 16)
+    monkeypatch.setattr(sockets, "MAX_LINE_BYTES", 1 << 16)
     with Pretender() as fake:
         fake._lines[0] = b"x" * (1 << 18)
-        assert list(local.servers()) == []
+        assert list(sockets.servers()) == []
 
 
 def test_another_protocol_is_no_server():
     with Pretender(about={"protocol": 99}):
-        assert list(local.servers()) == []
+        assert list(sockets.servers()) == []
 
 
 def test_a_server_of_another_user_is_not_asked(monkeypatch):
     with Pretender(), monkeypatch.context() as patch:
-        patch.setattr(local, "peer_of", lambda connected: local.Peer(1, os.geteuid() + 1))
-        assert list(local.servers()) == []
+        patch.setattr(sockets, "peer_of", lambda connected: sockets.Peer(1, os.geteuid() + 1))
+        assert list(sockets.servers()) == []
 
 
 def test_a_client_of_another_user_is_not_answered(monkeypatch):
     with serving(models=(f"mock={MODEL}",), local=True) as running:
         path = door(running)._path
-        monkeypatch.setattr(local, "peer_of", lambda connected: local.Peer(1, os.geteuid() + 1))
+        monkeypatch.setattr(sockets, "peer_of", lambda connected: sockets.Peer(1, os.geteuid() + 1))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.connect(str(path))
             client.sendall(b'{"verb": "about"}\n')
@@ -370,13 +370,13 @@ def test_a_folder_that_others_may_use_is_not_used(runtime, make, caplog):
         where.touch(0o600)
     with serving(models=(f"mock={MODEL}",), local=True) as running:
         assert door(running) is None
-        assert local.sockets() == []
+        assert sockets.sockets() == []
     assert "nobody else may look into" in caplog.text
 
 
 def test_without_a_private_runtime_directory_it_is_in_tmp(runtime):
     runtime.chmod(0o755)
-    assert local.folder() == Path(f"/tmp/stretto-{os.geteuid()}")
+    assert sockets.folder() == Path(f"/tmp/stretto-{os.geteuid()}")
 
 
 def test_sockets_that_nobody_listens_on_are_removed(runtime):
@@ -388,18 +388,21 @@ def test_sockets_that_nobody_listens_on_are_removed(runtime):
         else:
             with socket.socket(socket.AF_UNIX) as listening:
                 listening.bind(str(path))
-    assert list(local.servers()) == []
+    assert list(sockets.servers()) == []
     assert {path.name for path in (runtime / "stretto").iterdir()} == {"note.txt", "x.sock"}
 
 
 def test_requests_that_are_none_are_refused_or_end_the_connection():
-    with serving(models=(f"mock={MODEL}",), local=True), local.Connection(local.sockets()[0]) as connection:
+    with (
+        serving(models=(f"mock={MODEL}",), local=True),
+        sockets.Connection(sockets.sockets()[0]) as connection,
+    ):
         for request in ({"verb": "fly", "model": "mock"}, {"verb": "stream", "model": "mock"}):
             assert connection.ask(request)["error"]["kind"] == "InvalidRequest"
         assert connection.ask({"verb": "open", "model": "no"})["error"]["unavailable"]
         assert connection.ask({"verb": "open", "model": "mock"})["context_length"] > 0
         connection._socket.sendall(b"nonsense\n")
-        with pytest.raises(local.Gone):
+        with pytest.raises(sockets.Gone):
             connection.receive()
 
 
@@ -407,9 +410,9 @@ def test_a_line_that_is_too_long_ends_the_connection():
     limits = RequestLimits(body=1 << 12)
     with serving(models=(f"mock={MODEL}",), limits=limits, local=True) as running:
         for _ in range(2):
-            with local.Connection(local.sockets()[0]) as connection:
+            with sockets.Connection(sockets.sockets()[0]) as connection:
                 connection._socket.sendall(b"x" * (1 << 14))
-                with pytest.raises(local.Gone):
+                with pytest.raises(sockets.Gone):
                     connection.receive()
         wait_until(lambda: not door(running)._tasks)
 
@@ -475,7 +478,7 @@ def test_a_server_is_started_found_and_stopped(runtime):
     )
     try:
         assert server.stdout.readline().startswith("serving tiny")
-        wait_until(local.sockets)
+        wait_until(sockets.sockets)
         code = (
             "import sys\nfrom stretto.cli import main\n"
             "try:\n    main(sys.argv[1:])\nfinally:\n"
@@ -486,7 +489,7 @@ def test_a_server_is_started_found_and_stopped(runtime):
         done = subprocess.run([*STRETTO, "stop", "tiny"], capture_output=True, text=True)
         assert done.stdout == f"stopped {server.pid} (tiny)\n", done.stderr
         assert server.wait(60) == 0
-        assert not local.sockets()
+        assert not sockets.sockets()
     finally:
         if server.poll() is None:
             server.send_signal(signal.SIGKILL)

@@ -13,11 +13,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto import _native, kernels
+from stretto import _native
 from stretto.backends.base import Batch, Capabilities, Decoding, DeviceRow, FusedRun, LoRA
 from stretto.backends.batch import changes_of, scales_of
 from stretto.backends.native_weights import FLOATS, as_bytes, checked_spec, load_weights, narrowest
 from stretto.errors import InvalidRequest
+from stretto.hardware import kernel_sets
 from stretto.models.spec import ModelSpec
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.sampler import WRONG, bias_arrays, history
@@ -63,7 +64,7 @@ class NativeBackend:
         self.placement = placement  # why weights are packed or not, where that was chosen
         repack = repack if placement is None else placement.repack
         self._decoder: _native.Decoder | None = _native.Decoder(
-            plain, n_cells, kv, threads, kernels.chosen(), precision, n_slots
+            plain, n_cells, kv, threads, kernel_sets.chosen(), precision, n_slots
         )
         self.n_slots, self.slot_bytes = self._decoder.n_slots, self._decoder.slot_bytes
         self.slot_layout = f"native f32, {spec.state_layout}"

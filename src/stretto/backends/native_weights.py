@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto import _native, kernels
+from stretto import _native
 from stretto.backends.matrices import Matrices, Rows
 from stretto.errors import ModelError, Unsupported
+from stretto.hardware import kernel_sets
 from stretto.models.parts import Rope
 from stretto.models.spec import ModelSpec
 from stretto.weights.adapters import Pair
@@ -118,7 +119,7 @@ def _pack_apart(
     """Matrices as they are packed, in memory that is freed once they have been written."""
     from stretto.weights.packed_file import PackedMatrix
 
-    decoder = _native.Decoder(plain_spec(spec), 1, "f16", threads, kernels.chosen())
+    decoder = _native.Decoder(plain_spec(spec), 1, "f16", threads, kernel_sets.chosen())
     for name, rows, columns in wanted:
         found = matrices.rows(name, rows)
         _set_matrix(decoder, file, found, name, columns, repack=True)

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from stretto import kernels
 from stretto.backends.base import PROVIDERS, Backend, BackendOptions
 from stretto.errors import InvalidRequest, Unsupported
+from stretto.hardware import kernel_sets
 from stretto.models.spec import ModelSpec
 from stretto.models.summary import model_memory
 from stretto.weights.gguf import GGUF
@@ -63,7 +63,7 @@ class BackendEntry:
     tier: int = FIRST
     any_architecture: bool = False  # runs models that Stretto's own readers do not know
     missing: Callable[[str], str] = _nothing_missing
-    version: Callable[[], str] = kernels.version
+    version: Callable[[], str] = kernel_sets.version
     needs: Callable[[GGUF, BackendOptions], int] | None = None
     files: tuple[str, ...] = ("gguf",)
     refuses: Callable[[GGUF, ModelSpec], str] = _refuses_nothing  # why it cannot run a model, "" if it can
@@ -93,7 +93,7 @@ def _native(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
 
 
 def _native_version() -> str:
-    return f"{kernels.version()} {kernels.chosen()}"
+    return f"{kernel_sets.version()} {kernel_sets.chosen()}"
 
 
 def _reference(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
@@ -163,7 +163,7 @@ def _torch_missing(device: str) -> str:
 def _torch_version() -> str:
     from stretto.backends.torch.device import version
 
-    return f"{kernels.version()} {version()}"
+    return f"{kernel_sets.version()} {version()}"
 
 
 BUILT_IN = (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stretto import config
+from stretto.cli import config_file
 from stretto.cli import options as o
 from stretto.cli.help import Command, Group, refuse_options
 from stretto.cli.pull import pull_missing
@@ -117,7 +117,7 @@ def loops(
 
     documents = []
     for name in models or ("smollm2", "gemma3-270m"):
-        model = config.read().named(name)
+        model = config_file.read().named(name)
         pull_missing(model, "generate")
         begin(model, f"the loops over {tokens} tokens, {rounds} rounds", 8 * rounds * tokens)
         with notes() as note, _opened(note, model, tokens + 16, backend, device, threads) as llm:

@@ -24,10 +24,10 @@ def model_names(incomplete: str) -> list[str]:
 
 def aliases() -> list[str]:
     """The user's own names for models; none where the configuration file is broken."""
-    from stretto import config
+    from stretto.cli import config_file
 
     try:
-        return sorted(config.read().aliases)
+        return sorted(config_file.read().aliases)
     except StrettoError:
         return []
 
@@ -38,6 +38,6 @@ def setting_names(incomplete: str) -> list[str]:
     >>> setting_names("th")
     ['threads']
     """
-    from stretto.config import SETTINGS
+    from stretto.cli.config_file import SETTINGS
 
     return [key for key in (*SETTINGS, "alias.") if key.startswith(incomplete)]

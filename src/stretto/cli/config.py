@@ -35,7 +35,7 @@ def show(
     if context.invoked_subcommand is not None:
         refuse_options(context)
         return
-    from stretto import config as settings
+    from stretto.cli import config_file as settings
     from stretto.cli.output import clean, console, print_json, table
     from stretto.errors import InvalidRequest
 
@@ -75,7 +75,7 @@ def set_(
     value: Annotated[str, typer.Argument(metavar="VALUE", help="Its value.", autocompletion=model_names)],
 ) -> None:
     """Set a value: it holds until it is unset, in every command that it concerns."""
-    from stretto import config as settings
+    from stretto.cli import config_file as settings
     from stretto.cli.output import clean
 
     section, _, name = key.partition(".")
@@ -90,7 +90,7 @@ def set_(
 @config.command(cls=Command)
 def unset(key: Key) -> None:
     """Remove a value from the file, also a wrong one."""
-    from stretto import config as settings
+    from stretto.cli import config_file as settings
     from stretto.cli.output import clean
 
     settings.unset(key)
@@ -100,7 +100,7 @@ def unset(key: Key) -> None:
 @config.command(cls=Command)
 def path() -> None:
     """Print where the file is, or would be."""
-    from stretto import config as settings
+    from stretto.cli import config_file as settings
 
     typer.echo(str(settings.path()))
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from stretto.cli.output import clean, size
+from stretto.hardware.kernel_sets import NAMES, available, left_out
 from stretto.hardware.limits import ROOT, text
-from stretto.kernels import NAMES, available, left_out
 
 if TYPE_CHECKING:
     from stretto.hardware import Hardware

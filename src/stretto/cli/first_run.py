@@ -36,10 +36,10 @@ def default_model() -> str:
     the one chosen on this machine: now, if this is the first time. In a terminal the small one can be chosen;
     elsewhere nothing is asked.
     """
-    from stretto import config
+    from stretto.cli import config_file
 
-    if named := os.environ.get(ENVIRONMENT_VARIABLE) or config.read().model:
-        return config.read().named(named)
+    if named := os.environ.get(ENVIRONMENT_VARIABLE) or config_file.read().model:
+        return config_file.read().named(named)
     from stretto.weights.hub import Store
 
     home = Store.default().home

@@ -164,11 +164,11 @@ def with_defaults(
     generation_config.json), or the usual. With `tells`, a terminal is told a message that nobody asked for,
     once for each model.
     """
-    from stretto import config
+    from stretto.cli import config_file
     from stretto.cli.first_run import is_first
     from stretto.weights import hub
 
-    chosen, known = config.read(), hub.defaults(model)
+    chosen, known = config_file.read(), hub.defaults(model)
     given = chosen.system if system is None else system
     if given is None and known.system and tells and wants_stats(None):
         entry = hub.described(model)

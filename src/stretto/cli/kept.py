@@ -73,11 +73,11 @@ class Keeper:
 
     def keep(self, messages: Sequence[dict[str, Any]], model: str, root: Any = None) -> None:
         """Write the messages; a file that cannot be written is told of once, and stops nothing."""
-        from stretto import config
+        from stretto.cli import config_file
         from stretto.cli.generation import note
         from stretto.cli.output import clean
 
-        if not config.read().keep_logs:
+        if not config_file.read().keep_logs:
             return
         if root is not self._root and self._root is not None:
             self._kept = None
@@ -121,9 +121,9 @@ def last() -> Kept:
     """The conversation that was written last; raises if there is none."""
     found = next(conversations(), None)
     if found is None:
-        from stretto import config
+        from stretto.cli import config_file
 
-        why = "" if config.read().keep_logs else "; they are not kept: stretto config set logs on"
+        why = "" if config_file.read().keep_logs else "; they are not kept: stretto config set logs on"
         raise InvalidRequest(f"there is no conversation to go on with{why}", param="continue")
     return found
 

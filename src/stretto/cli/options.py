@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from stretto import config
+from stretto.cli import config_file
 from stretto.cli.completion import model_names
 from stretto.errors import InvalidRequest
 from stretto.options.generating import BY_NAME
@@ -24,13 +24,13 @@ def aliased(name: str | None) -> str | None:
         raise InvalidRequest(
             "the name of the model is empty; without it the default model is used", param="model"
         )
-    return None if name is None else config.read().named(name)
+    return None if name is None else config_file.read().named(name)
 
 
 def served(model: str) -> str:
     """`[NAME=]MODEL`, with the model of an alias, which is served under the alias's name."""
     name, equals, source = model.rpartition("=")
-    target = config.read().named(source)
+    target = config_file.read().named(source)
     return model if target == source else f"{name if equals else source}={target}"
 
 
@@ -172,7 +172,7 @@ def configured_limit(context: typer.Context, param: typer.CallbackParam, value: 
     """The limit of tokens that was given, else that of the configuration file, else the command's own."""
     source = context.get_parameter_source(param.name or "")
     is_given = source is not None and source.name != "DEFAULT"
-    limit = value if is_given else config.read().max_tokens or value
+    limit = value if is_given else config_file.read().max_tokens or value
     if limit < 0:
         raise InvalidRequest(
             f"--max-tokens must be 0 or more, not {limit}; 0 generates to the end of the context",
@@ -272,7 +272,7 @@ Device = Annotated[
 
 def configured_threads(given: int | None) -> int | None:
     """The threads that were asked for, or those of the configuration file."""
-    return config.read().threads if given is None else given
+    return config_file.read().threads if given is None else given
 
 
 Threads = Annotated[

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stretto import config
+from stretto.cli import config_file
 from stretto.errors import InvalidRequest, ModelError, StrettoError
 
 STDIN_PATIENCE_SECONDS = 2.0  # after which a silent pipe is mentioned
@@ -40,7 +40,7 @@ def model_and_prompt(words: Sequence[str], model: str | None) -> tuple[str | Non
     if len(words) == 2:
         return checked_model(words[0]), words[1]
     if words and names_model(words[0]):
-        return config.read().named(words[0]), None
+        return config_file.read().named(words[0]), None
     return None, words[0] if words else None
 
 
@@ -59,8 +59,8 @@ def model_and_files(
     given = [word for word in words if word is not None]
     needed = usage.partition("MODEL")[2].strip("]").split()
     if len(given) == len(needed) + 1 and model is None:
-        return config.read().named(given[0]), given[1:]
-    if len(given) > len(needed) and config.read().named(given[0]) == model:
+        return config_file.read().named(given[0]), given[1:]
+    if len(given) > len(needed) and config_file.read().named(given[0]) == model:
         return model, given[1:]
     if len(given) > len(needed):
         raise InvalidRequest(
@@ -77,7 +77,7 @@ def checked_model(word: str) -> str:
     """The model that `word` names, which has to be one since a prompt follows it."""
     from stretto.weights import hub
 
-    word = config.read().named(word)
+    word = config_file.read().named(word)
     try:
         hub.resolve(word, pull=False)
     except ModelError:
@@ -98,7 +98,12 @@ def names_model(word: str) -> bool:
     from stretto.weights import hub
     from stretto.weights.hub.catalogue import CATALOGUE
 
-    if word.startswith("hf:") or word in hub.known() or word in CATALOGUE or word in config.read().aliases:
+    if (
+        word.startswith("hf:")
+        or word in hub.known()
+        or word in CATALOGUE
+        or word in config_file.read().aliases
+    ):
         return True
     try:
         path = Path(word).expanduser()

@@ -1,4 +1,4 @@
-"""A model in a running server, as `run` and `chat` use one; `stretto.local` says how it is asked.
+"""A model in a running server, as `run` and `chat` use one; `stretto.server.sockets` says how it is asked.
 
 Whatever cannot be asked there (images, hooks, options that are no plain values) loads the model here, and so
 does a server that refuses: then everything goes on with that one. Nothing heavy is imported before.
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stretto.errors import StrettoError
-from stretto.local import Connection, Gone, error_of, loading, servers, sockets
+from stretto.server.sockets import Connection, Gone, error_of, loading, servers, sockets
 
 if TYPE_CHECKING:
     from stretto.llm import LLM

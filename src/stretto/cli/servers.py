@@ -13,7 +13,7 @@ import typer
 from stretto.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from stretto.local import Connection
+    from stretto.server.sockets import Connection
 
 
 def ps(
@@ -24,7 +24,7 @@ def ps(
     Servers that were started with --no-socket, or by another user, are not listed.
     """
     from stretto.cli.output import clean, console, print_json, size, table
-    from stretto.local import servers
+    from stretto.server.sockets import servers
 
     found = []
     for connection in servers():
@@ -108,7 +108,7 @@ def stop(
 
     Without a name there has to be one server alone; stretto ps lists them.
     """
-    from stretto.local import servers
+    from stretto.server.sockets import servers
 
     if name is not None and everything:
         raise InvalidRequest("give a name or a process id, or --all, not both")

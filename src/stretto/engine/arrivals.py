@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from stretto import forking
+from stretto.hardware import fork_safety
 
 LOCK_HANDOFF_SECONDS = 0.002  # between two steps, at most
 
@@ -16,7 +16,7 @@ class Arrivals:
     """Counts the threads that are adding requests; `interrupt` ends a fused loop early for them."""
 
     def __init__(self) -> None:
-        self._changed = forking.condition()
+        self._changed = fork_safety.condition()
         self._n = 0
         self.interrupt = np.zeros(1, np.uint8)  # read by the fused loop
 

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from stretto import forking
 from stretto.backends.base import Backend, Draw, GoesAhead, Prepares, SamplesRows
 from stretto.cache.cells import Cells
 from stretto.engine.arrivals import Arrivals
@@ -34,6 +33,7 @@ from stretto.engine.runner import Runner
 from stretto.engine.scheduler import Scheduler
 from stretto.engine.track import Track
 from stretto.errors import InvalidRequest, QueueFull
+from stretto.hardware import fork_safety
 from stretto.text.reasoning import Reasoning
 from stretto.text.tokenizer import Tokenizer
 
@@ -77,8 +77,8 @@ class Engine:
         self._batch: PersistentBatch | None = None  # of all running requests, while they just sample
         self._in_step = False
         self._n_steps = self._n_waiting = 0
-        self._stepped = forking.condition()  # notified after every step
-        forking.abandon_in_child(self)
+        self._stepped = fork_safety.condition()  # notified after every step
+        fork_safety.abandon_in_child(self)
 
     @property
     def backend(self) -> Backend:

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 
-from stretto import forking
 from stretto.backends.base import Backend
 from stretto.cache.cells import Cells
 from stretto.cache.prefix import CacheKey, Domain, PrefixCache
@@ -24,6 +23,7 @@ from stretto.engine.metrics import Metrics
 from stretto.engine.open_tracks import OpenTracks
 from stretto.engine.track import Track
 from stretto.errors import CacheFull
+from stretto.hardware import fork_safety
 from stretto.sampling.rng import RandomStream
 
 FIRST_ID = 1_000_000  # of the engine's own sequences; ids below are for batches made by hand
@@ -60,7 +60,7 @@ class CellPool:
         self.prefixes = PrefixCache(self.cells)
         self.prefix_cache = prefix_cache
         self.context_length = min(spec.context_length, backend.n_cells)
-        self.lock = forking.recursive_lock()
+        self.lock = fork_safety.recursive_lock()
         self.metrics = Metrics()
         self.tracks = OpenTracks()
         self.orphans: deque[tuple[int, CacheKey, int | None]] = deque()  # of handles dropped without closing

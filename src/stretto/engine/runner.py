@@ -13,7 +13,6 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto import forking
 from stretto.backends.base import Activates, Backend, Batch, Decoding, DrawsRows
 from stretto.cache.items import ImageLike, Images
 from stretto.engine.adapters import Adapters
@@ -25,6 +24,7 @@ from stretto.engine.states import States
 from stretto.engine.tokens import checked_tokens
 from stretto.engine.track import Source, Track
 from stretto.errors import InvalidRequest
+from stretto.hardware import fork_safety
 from stretto.weights.files import GuardedMap, broken_mappings, check_maps
 
 __all__ = ["Match", "Runner", "Work"]
@@ -261,7 +261,7 @@ class Runner(CellPool):
     def check_open(self) -> None:
         """Raise unless the model is open."""
         if self._is_forked:
-            raise InvalidRequest(forking.FORKED)
+            raise InvalidRequest(fork_safety.FORKED)
         if self.closed:
             raise InvalidRequest("the model is closed; load it again")
 

@@ -9,10 +9,10 @@ import os
 import threading
 from typing import Any
 
-from stretto import forking
 from stretto.engine.engine import Engine
 from stretto.engine.news import News, notify
 from stretto.engine.request import Request
+from stretto.hardware import fork_safety
 from stretto.hardware.limits import allowed_cpus
 
 IDLE_SECONDS = 5.0  # without work, after which the thread ends
@@ -25,13 +25,13 @@ class Worker:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._requests: list[Request[Any]] = []
-        self._changed = forking.condition()
+        self._changed = fork_safety.condition()
         self._thread: threading.Thread | None = None
         self._closed = False
         self._stepping = 0  # the thread's number while it is in a step
         self._told: set[News] = set()  # by this step
         self._n_cpus = len(allowed_cpus() or ()) or os.cpu_count() or 1
-        forking.abandon_in_child(self)
+        fork_safety.abandon_in_child(self)
 
     def add(self, groups: list[list[Request[Any]]]) -> None:
         """Queue the first of each group, which starts the others, and have the thread step."""

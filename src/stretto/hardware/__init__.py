@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stretto import kernels
-from stretto.hardware import cpu, gpus, limits, mac, speed
+from stretto.hardware import cpu, gpus, kernel_sets, limits, mac, speed
 from stretto.hardware.cpu import Cache
 from stretto.hardware.gpus import Gpu
 from stretto.hardware.limits import ROOT
@@ -119,7 +118,7 @@ def probe(measure: bool = True, *, refresh: bool = False) -> Hardware:
         cores_usable=usable,
         cpu_quota=quota,
         instruction_sets=tuple(native.cpu_features()) if hasattr(native, "cpu_features") else processor.flags,
-        kernels=kernels.chosen(sets) if sets else "portable",
+        kernels=kernel_sets.chosen(sets) if sets else "portable",
         caches=processor.caches,
         memory_total=memory[0],
         memory_free=memory[1],
@@ -141,7 +140,7 @@ def _speed(
     native: Any, processor: cpu.Cpu, usable: int, memory_free: int | None, measure: bool, refresh: bool
 ) -> Speed:
     """The stored speeds, or newly measured ones."""
-    version = f"stretto {kernels.version()}, probe {speed.REVISION}"
+    version = f"stretto {kernel_sets.version()}, probe {speed.REVISION}"
     key = f"{processor.name}, {processor.architecture}, {usable} cores, {version}"
     before = speed.recall(key)
     if not refresh and before and not (measure and before.is_due):

@@ -1,4 +1,4 @@
-"""NVIDIA's devices, as its own program lists them."""
+"""NVIDIA's devices: as its own program lists them, and those that CUDA programs of this process see."""
 
 from __future__ import annotations
 

@@ -7,9 +7,10 @@ from functools import partial
 from math import prod
 from pathlib import Path
 
-from stretto import kernels, vision
+from stretto import vision
 from stretto.backends.base import BackendOptions
 from stretto.errors import ModelError
+from stretto.hardware import kernel_sets
 from stretto.loading.choose import Route
 from stretto.loading.resolve import Model
 from stretto.models.spec import ModelSpec
@@ -60,7 +61,9 @@ class ImageEncoder:
             elif route.backend == "torch":
                 encoder = _torch_encoder(file, vision_spec, route.device, setup.precision)
             else:
-                encoder = NativeEncoder(file, vision_spec, setup.threads, kernels.chosen(), setup.precision)
+                encoder = NativeEncoder(
+                    file, vision_spec, setup.threads, kernel_sets.chosen(), setup.precision
+                )
             return Vision(encoder, tokenizer, file.fingerprint(), self.cache)
 
 

@@ -1,4 +1,4 @@
-"""The server's Unix socket, on which commands of the same user find it. `stretto.local` has the other side.
+"""The server's Unix socket, on which commands of the same user find it; `server.sockets` has the other side.
 
 A connection has one request at a time, and a stream ends with it. The options of a request are those of the
 command: the server's own defaults, limits and keys are for HTTP.
@@ -19,10 +19,11 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stretto import __version__, local
+from stretto import __version__
 from stretto.engine.progress import Progress
 from stretto.errors import InvalidRequest, QueueFull, StrettoError
 from stretto.llm import LLM
+from stretto.server import sockets
 from stretto.server.callers import Caller
 from stretto.server.errors import ApiError
 from stretto.server.registry import Lease
@@ -61,7 +62,7 @@ class LocalSocket:
         entry, settings = slot.entry, self._state.settings
         if not slot.generates or slot.is_task or entry.template or entry.vision or entry.adapters:
             return None
-        return local.loading(slot.path, **settings.loading(entry), repack=settings.repack)
+        return sockets.loading(slot.path, **settings.loading(entry), repack=settings.repack)
 
     async def serve(self) -> None:
         """Begin to answer."""
@@ -91,7 +92,7 @@ class LocalSocket:
         task = asyncio.current_task()
         assert task is not None
         try:
-            if local.peer_of(writer.get_extra_info("socket")).uid != os.geteuid():
+            if sockets.peer_of(writer.get_extra_info("socket")).uid != os.geteuid():
                 return  # the folder keeps others out; this is the second lock
             if len(self._tasks) >= MAX_CONNECTIONS:
                 return
@@ -116,7 +117,7 @@ class LocalSocket:
             for slot in registry.slots.values()
         ]
         return {
-            "protocol": local.PROTOCOL,
+            "protocol": sockets.PROTOCOL,
             "version": __version__,
             "pid": os.getpid(),
             "address": self._address,
@@ -176,7 +177,7 @@ class _Talk:
         except (StrettoError, ApiError) as error:
             await self._send({"error": _error(error)})
         except (TypeError, ValueError, KeyError) as error:
-            await self._send({"error": local.error_fields(InvalidRequest(f"no such request: {error!r}"))})
+            await self._send({"error": sockets.error_fields(InvalidRequest(f"no such request: {error!r}"))})
         return not self._state.traffic.stopping
 
     def _next(self) -> asyncio.Future[bytes]:
@@ -322,23 +323,23 @@ def _result(result: Result) -> dict[str, Any]:
 
 def _error(error: Exception) -> dict[str, Any]:
     """An error as JSON; what is the server's and not the request's is `unavailable`."""
-    found = local.error_fields(error)
+    found = sockets.error_fields(error)
     return {**found, "unavailable": isinstance(error, (ApiError, QueueFull))}
 
 
 def _listen() -> tuple[Path, socket.socket]:
     """A socket in the folder, which is made if it is not there; `InvalidRequest` if it is another's."""
-    where = local.folder()
+    where = sockets.folder()
     with suppress(OSError):
         where.mkdir(0o700)
-    if not local.is_private(where):
+    if not sockets.is_private(where):
         raise InvalidRequest(
             f"the socket for commands of this user needs {where} as a folder of its own that nobody else may "
             "look into; commands load their models themselves (--no-socket: without this line)"
         )
-    for connection in local.servers():  # removes sockets of processes that have ended
+    for connection in sockets.servers():  # removes sockets of processes that have ended
         connection.close()
-    path = where / f"{os.getpid()}{local.SUFFIX}"
+    path = where / f"{os.getpid()}{sockets.SUFFIX}"
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.unlink(missing_ok=True)  # of an earlier process with this number

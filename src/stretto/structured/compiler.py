@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stretto import forking
 from stretto.errors import InvalidGrammar, InvalidRequest
+from stretto.hardware import fork_safety
 from stretto.structured.atoms import taken_apart
 from stretto.structured.checks import find_key, find_mentioned, with_options
 from stretto.structured.decided import decided
@@ -69,7 +69,7 @@ class Compiled:
     def __init__(self, grammar: Grammar, guide: Guide) -> None:
         self.grammar = grammar
         self._start = guide
-        self._lock = forking.lock()
+        self._lock = fork_safety.lock()
 
     def guide(self) -> Guide:
         """A guide in the initial state."""
@@ -88,7 +88,7 @@ class Compiler:
         self._n_vocab = n_vocab  # of the logits
         self._matched: LLTokenizer | None = None  # the vocabulary for the library
         self._cache: OrderedDict[Grammar, Compiled | InvalidGrammar] = OrderedDict()
-        self._lock = forking.lock()
+        self._lock = fork_safety.lock()
         self._table: TokenTable | None = None  # for arrays whose items must differ
 
     def compile(self, grammar: Grammar) -> Compiled:

@@ -18,8 +18,8 @@ from concurrent.futures import Future
 from math import inf
 from typing import Any, TypeVar, cast
 
-from stretto import forking
 from stretto.errors import GrammarsBusy, InvalidGrammar
+from stretto.hardware import fork_safety
 
 MAX_CPU_SECONDS = 5.0  # for a grammar; most take milliseconds
 N_WORKERS = min(max(2, os.cpu_count() or 1), 4)  # threads at work, half of them for one caller
@@ -89,10 +89,10 @@ class Workers:
 
     def __init__(self, n: int = N_WORKERS) -> None:
         self._n = n
-        self._lock = forking.lock()
+        self._lock = fork_safety.lock()
         self._waiting: dict[str, deque[Job]] = {}  # by caller; whose turn it is comes first
         self._running: Counter[str] = Counter()
-        forking.abandon_in_child(self)
+        fork_safety.abandon_in_child(self)
 
     def submit(self, work: Callable[[], Any], caller: str = "", most: float = MAX_WAITING) -> Job:
         """Queue a job; raises `GrammarsBusy` if this caller has `most` there."""

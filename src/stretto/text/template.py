@@ -17,8 +17,8 @@ from datetime import date
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from stretto import forking
 from stretto.errors import InvalidRequest, ModelError, StrettoError, Unsupported
+from stretto.hardware import fork_safety
 
 if TYPE_CHECKING:
     from stretto.text.intake import Intake
@@ -68,7 +68,7 @@ class ChatTemplate:
         self._with_tools = ChatTemplate(with_tools, specials, bos=bos, eos=eos) if with_tools else None
         self._compiled: _Compiled | None = None
         self._variables: frozenset[str] | None = None
-        self._lock = forking.lock()
+        self._lock = fork_safety.lock()
 
     @property
     def tool_source(self) -> str:

@@ -24,9 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto import _native, kernels
+from stretto import _native
 from stretto.backends.onnx_session import OnnxSession, Replacement, open_session
 from stretto.errors import ModelError, RouteWarning, Unsupported
+from stretto.hardware import kernel_sets
 from stretto.weights.formats import Format
 from stretto.weights.onnx import Node, OnnxFile, TensorInfo, files_stamp
 from stretto.weights.onnx.model import ACCURACY_LEVEL, BLOCK, OWN_DOMAIN, Attribute
@@ -216,7 +217,7 @@ def open_packed(
     products = find_products(file)
     if not products:
         return plain(OTHER_FORM if found else "")
-    name = kernels.chosen()
+    name = kernel_sets.chosen()
     try:
         rewritten = rewrite(file, products, threads, name)
         packed = len(rewritten.matrices)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from stretto import config
+from stretto.cli import config_file
 from stretto.cli.chatting import files
 from stretto.cli.chatting.answers import Answer, Piece
 from stretto.cli.chatting.conversation import Conversation, Turn, images_of
@@ -359,20 +359,20 @@ def _set(chat: Chat, argument: str) -> None:
         if saves and name not in SAVED:
             raise InvalidRequest(f"{name} is for one chat; it cannot be saved")
         if saves and value == "-":
-            config.unset(SAVED[name])
+            config_file.unset(SAVED[name])
         _put(chat, name, None if value == "-" else value)
         if saves and value != "-":
-            config.set_value(SAVED[name], value)
+            config_file.set_value(SAVED[name], value)
     elif saves:
         raise InvalidRequest(f"/set --save {name} needs a value, or - for none")
-    place = f", and in {config.path()}" if saves else ""
+    place = f", and in {config_file.path()}" if saves else ""
     note(clean(f"{name}: {_setting(chat, name)}{place}"))
 
 
 SAVED = {  # keys of the configuration file
     "system": "system",
     "model": "model",
-    **{name: f"sampling.{name}" for name in config.NUMBERS},
+    **{name: f"sampling.{name}" for name in config_file.NUMBERS},
     "max_tokens": "max_tokens",
 }
 SETTABLE = (*SAVED, "seed")
@@ -390,7 +390,7 @@ def _setting(chat: Chat, name: str) -> str:
 
 def _put(chat: Chat, name: str, text: str | None) -> None:
     """Set a value for this chat; None: back to the default."""
-    known, chosen = hub.defaults(chat.model), config.read()
+    known, chosen = hub.defaults(chat.model), config_file.read()
     if name == "system":
         usual = known.system if chosen.system is None else chosen.system
         chat.conversation.system = (usual if text is None else text) or None
@@ -401,7 +401,7 @@ def _put(chat: Chat, name: str, text: str | None) -> None:
         chat.settings.pop(name, None)
         chat.settings.update({name: settings[name]} if name in settings else {})
     else:
-        value = config.number(text)
+        value = config_file.number(text)
         BY_NAME[name].check(value)
         chat.settings[name] = value
 
@@ -465,7 +465,7 @@ def _load(chat: Chat, argument: str) -> None:
 @command("model", "[NAME]", "go on with another model; alone: show which one this is")
 def _model(chat: Chat, argument: str) -> None:
     if argument:
-        chat.switch(config.read().named(argument))
+        chat.switch(config_file.read().named(argument))
     llm = chat.llm
     note(f"{clean(chat.model)}, backend {llm.backend.name}, context {llm.context_length:,}")
 

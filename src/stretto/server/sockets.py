@@ -213,7 +213,7 @@ def loading(model: str | os.PathLike[str], **options: Any) -> dict[str, Any] | N
     found = identity(model)
     if found is None:
         return None
-    package = Path(os.path.realpath(__file__)).parent
+    package = Path(os.path.realpath(__file__)).parents[1]
     try:
         native = sorted(package.glob("_native.*"))
         code = [sys.prefix, str(package), *(_stamp(file) for file in (package / "__init__.py", *native))]
