@@ -97,7 +97,7 @@ SAME_BITS  := tests/backends/test_same_bits.py
 ASAN_TESTS := tests/backends/test_ops.py tests/backends/test_decoder.py tests/backends/test_fused.py \
               $(SAME_BITS)::test_across_the_borders_of_spans $(SAME_BITS)::test_beside_others \
               $(SAME_BITS)::test_a_cell_that_is_not_the_last_of_its_view tests/backends/test_tiny.py \
-              tests/backends/test_probe.py tests/sampling/test_native.py tests/sampling/test_native_hook.py \
+              tests/backends/test_probe.py tests/sampling/test_native.py tests/hooks/test_native_hook.py \
               tests/structured/test_mask.py \
               tests/engine/test_save.py tests/engine/test_table.py tests/weights/test_formats.py \
               tests/weights/test_gguf.py tests/weights/test_gguf_fuzz.py tests/vision/test_encoders.py \

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
         Unsupported,
         UnsupportedModel,
     )
+    from stretto.hooks import NativeHook
     from stretto.llm import LLM
     from stretto.loading.load import load
     from stretto.sampling import SamplingParams, sample
-    from stretto.sampling.hooks import NativeHook
     from stretto.structured import Grammar, Guide
     from stretto.vision.cache import ImageCache
     from stretto.vision.image import Image
@@ -76,7 +76,7 @@ _HOMES = {
     "stretto.llm": ("LLM",),
     "stretto.loading.load": ("load",),
     "stretto.sampling": ("SamplingParams", "sample"),
-    "stretto.sampling.hooks": ("NativeHook",),
+    "stretto.hooks": ("NativeHook",),
     "stretto.structured": ("Grammar", "Guide"),
     "stretto.vision.image": ("Image",),
     "stretto.vision.cache": ("ImageCache",),

@@ -10,8 +10,8 @@ import pytest
 import stretto
 import vocabularies
 from stretto import Grammar, InvalidRequest
+from stretto.hooks import NativeHook
 from stretto.llm import LLM
-from stretto.sampling.hooks import NativeHook
 from stretto.structured import guide
 from stretto.testing import MockBackend, mock_llm
 from stretto.text.spm import SPMTokenizer

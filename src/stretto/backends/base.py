@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from stretto._native import Mixture
 from stretto.backends.batch import Adapts, Batch, Decoding, LoRA, Mix
 from stretto.errors import Unsupported
+from stretto.hooks import NativeHook
 from stretto.models.parts import POOLINGS, Head, Pooling
 from stretto.models.spec import ModelSpec
-from stretto.sampling.hooks import NativeHook
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.rng import RandomStream
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stretto.errors import InvalidRequest
-from stretto.sampling.hooks import NativeHook
+from stretto.hooks import NativeHook
 
 PARALLEL = "llm.parallel"  # a parallel run, as it stands in the table
 FUSED = "loop='fused'"

@@ -15,7 +15,7 @@ import numpy as np
 from stretto.engine.request import Request
 from stretto.engine.rows import Row, fetch_rows
 from stretto.errors import InvalidRequest
-from stretto.sampling.hooks import HookRow
+from stretto.hooks import HookRow
 
 Call = tuple[Request[Any], Row, list[int]]  # a request, a row of logits, the tokens before it
 

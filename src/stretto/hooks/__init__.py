@@ -6,12 +6,20 @@ watcher = Watcher()
 llm.generate("Once upon a time", hooks=[Ban([11]), watcher])
 """
 
-from stretto.sampling.hooks.force import Force
-from stretto.sampling.hooks.guidance import Guidance
-from stretto.sampling.hooks.native import NativeHook
-from stretto.sampling.hooks.row import HookRow
-from stretto.sampling.hooks.tokens import Ban, Bias, NoRepeat, Only
-from stretto.sampling.hooks.watcher import Candidate, Watched, WatchedRequest, Watcher
+from stretto.hooks.base import HookRow
+from stretto.hooks.native import NativeHook
+from stretto.hooks.ready import (
+    Ban,
+    Bias,
+    Candidate,
+    Force,
+    Guidance,
+    NoRepeat,
+    Only,
+    Watched,
+    WatchedRequest,
+    Watcher,
+)
 
 __all__ = [
     "Ban",

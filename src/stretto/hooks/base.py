@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,3 +47,65 @@ def check_vocabulary(hook: str, highest: int, n_vocab: int) -> None:
             param="hooks",
             value=highest,
         )
+
+
+# Assigns calls of a hook to requests, and finds where their answers start.
+
+MAX_REQUESTS = 1024  # that are remembered; the least recently used are dropped
+
+
+@dataclass(eq=False)
+class Trail:
+    """One request, as known from the calls of a hook."""
+
+    n_prompt: int  # tokens at the first call: the answer starts here
+    tokens: list[int] = field(default_factory=list)  # the list of the last call without a `HookRow`
+    n_tokens: int = 0  # its length then
+    last: int = -1  # and the last of them
+
+    def same_list(self, tokens: list[int]) -> bool:
+        """Whether `tokens`, the list of the last call, was only appended to since."""
+        return len(tokens) >= self.n_tokens and tokens[self.n_tokens - 1] == self.last
+
+    def copied_by(self, tokens: list[int]) -> bool:
+        """Whether `tokens` is a copy of the list of the last call, at most one token longer."""
+        n = len(self.tokens)
+        return n == self.n_tokens and 0 <= len(tokens) - n <= 1 and tokens[:n] == self.tokens
+
+
+class Trails:
+    """Tracks any number of requests at once."""
+
+    def __init__(self) -> None:
+        self._by_number: dict[int, Trail] = {}
+        # By the identity of the list. A list is held, so no other one can have its identity.
+        self._by_list: dict[int, Trail] = {}
+
+    def of_row(self, row: HookRow) -> Trail:
+        """The request of a row, by its number."""
+        return self._keep(self._by_number, row.request, self._by_number.get(row.request), row.tokens)
+
+    def of_tokens(self, tokens: list[int]) -> Trail:
+        """The request, or the sequence of a user's own loop, that has these tokens now.
+
+        The same list as before is the same sequence. A copy counts as a new text unless it extends the last
+        call's list by at most one token.
+        """
+        trail = self._by_list.get(id(tokens))
+        if trail is None or not trail.same_list(tokens):
+            key = next(reversed(self._by_list), None)
+            trail = None
+            if key is not None and self._by_list[key].copied_by(tokens):
+                trail = self._by_list.pop(key)
+        trail = self._keep(self._by_list, id(tokens), trail, tokens)
+        trail.tokens, trail.n_tokens, trail.last = tokens, len(tokens), tokens[-1] if tokens else -1
+        return trail
+
+    @staticmethod
+    def _keep(trails: dict[int, Trail], key: int, trail: Trail | None, tokens: list[int]) -> Trail:
+        """Move a trail, or a new one, to the end: the most recently used."""
+        trails.pop(key, None)
+        trails[key] = trail = trail or Trail(len(tokens))
+        if len(trails) > MAX_REQUESTS:
+            del trails[next(iter(trails))]
+        return trail

@@ -10,7 +10,7 @@ import numpy as np
 
 from stretto import _native
 from stretto.errors import InvalidRequest
-from stretto.sampling.hooks.row import Row
+from stretto.hooks.base import Row
 
 MAX_ADDRESS = (1 << 8 * ctypes.sizeof(ctypes.c_void_p)) - 1
 

@@ -11,7 +11,7 @@ from stretto.engine.output import Ending, Output
 from stretto.engine.params import Hook
 from stretto.engine.rows import Row
 from stretto.engine.track import Source, Track
-from stretto.sampling.hooks import HookRow
+from stretto.hooks import HookRow
 
 
 class Decoder(Protocol):
