@@ -20,6 +20,7 @@ import torch
 import stretto
 from gpus.files import file_of
 from stretto.backends.torch import rows as device_rows
+from stretto.engine.steps import step_forms
 
 DEPTH = 64
 N_TOKENS = 100
@@ -100,7 +101,8 @@ def main():
             prefixes = sequences(llm, max(*args.rows, args.profile or 1))
             clock = Clock()
             pretend(llm._engine.backend, clock)
-            llm._engine._samples = llm._engine.backend
+            engine = llm._engine  # whose backend samples many rows from now on
+            engine.forms = step_forms(engine.scheduler, engine.runner, engine.arrivals.interrupt)
             for n in args.rows:
                 found = []
                 for options in SAMPLING.values():

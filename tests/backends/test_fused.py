@@ -10,6 +10,7 @@ from param_names import named
 from same_results import same
 from stretto import _native
 from stretto.engine import output
+from stretto.engine.steps import FusedLoop
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.sampling import RandomStream
 from stretto.testing import mock_llm
@@ -20,6 +21,11 @@ from stretto.text.reasoning import Format, Reasoning, block
 def llm(smollm2_path):
     with stretto.load(smollm2_path, cells=1024) as llm:
         yield llm
+
+
+def fused_loop(llm):
+    (loop,) = [form for form in llm._engine.forms if isinstance(form, FusedLoop)]
+    return loop
 
 
 def both(llm, prompt, **options):
@@ -166,7 +172,7 @@ def test_an_arriving_request_waits_for_one_token(llm):
         engine.step()
         assert (len(tokens), engine.cells.count(stream._request.decoder.track.id)) == (1, 3)
     assert not engine.arrivals.interrupt[0]
-    engine._ahead._token_seconds = 1e-3  # a fast model: as many tokens as a call has at most
+    fused_loop(llm)._token_seconds = 1e-3  # a fast model: as many tokens as a call has at most
     engine.step()
     assert len(tokens) == 33
     alone = llm.generate("The sea", max_tokens=40, temperature=0, ignore_eos=True)
@@ -177,7 +183,7 @@ def test_an_arriving_request_waits_for_one_token(llm):
 def test_a_slow_model_hands_the_engine_over_after_two_tokens(llm):
     engine = llm._engine
     stream = llm.stream("The sea", loop="fused", max_tokens=40, temperature=0, ignore_eos=True)
-    engine._ahead._token_seconds = 10.0
+    fused_loop(llm)._token_seconds = 10.0
     steps = engine.metrics.steps
     engine.step()
     assert len(stream._request.output.tokens) == 2
@@ -189,7 +195,7 @@ def test_each_token_is_given_out_when_it_is_made(llm, monkeypatch):
     """Nothing is computed behind a token that is being given out, and timings are those of the tokens."""
     clock = [0.0]
     monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(llm._engine._ahead, "_token_seconds", 1e-3)  # a fast model: 32 tokens in a call
+    monkeypatch.setattr(fused_loop(llm), "_token_seconds", 1e-3)  # a fast model: 32 tokens in a call
     before = llm.metrics.decoded_tokens
 
     def callback(token):

@@ -1,13 +1,15 @@
 """Requests that just sample on a device take the short way through a step, with the same results."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import stretto
+from interrupts import interrupted_everywhere
 from param_names import named
-from stretto.engine.branch import Branching, new_branches
+from stretto.engine.branch import Branching, new_branches, new_text
 from stretto.engine.params import RequestParams
-from stretto.engine.persistent_batch import PersistentBatch
 from stretto.errors import InvalidRequest
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.sampler import choose
@@ -179,14 +181,16 @@ def test_sequences_come_back_with_their_texts(both):
         assert np.array_equal(ours.logits, theirs.logits)
 
 
-def test_no_batch_has_more_requests_than_there_is_room_for(both):
-    llm, _ = both
-    stream = llm.stream("p", **OPTIONS)
-    next(stream)
-    running = llm._engine.scheduler.running
-    assert PersistentBatch.of(running, 1) is not None
-    assert PersistentBatch.of(running, 0) is None
-    stream.cancel()
+def test_no_batch_has_more_requests_than_a_step_has_tokens(both, monkeypatch):
+    llm, plain = both
+    prompts = ["p", "quo", "r"]
+    expected = [one.tokens for one in plain.generate(prompts, **OPTIONS)]
+    limits = llm._engine.scheduler.limits
+    for most in (3, 2):
+        monkeypatch.setattr(llm._engine.scheduler, "limits", replace(limits, max_tokens_per_step=most))
+        llm.backend.sampled.clear()
+        assert [one.tokens for one in llm.generate(prompts, **OPTIONS)] == expected
+        assert 0 < max(llm.backend.sampled) <= most
 
 
 def test_many_requests_under_pressure(monkeypatch):
@@ -305,3 +309,59 @@ def test_the_repeat_guard_ends_texts_at_the_same_token(both):
     expected = [plain.generate(prompt, temperature=0, repeat_guard=True) for prompt in prompts]
     assert [one.tokens for one in found] == [one.tokens for one in expected]
     assert llm.cache.stats().held == 0
+
+
+def test_texts_that_are_cached_already_end_as_any_other(both):
+    options = OPTIONS | {"n": 2, "callback": lambda token: token.text != "h"}
+    for _ in range(3):
+        ours, theirs = (model.generate("rst", **options) for model in both)
+        assert [(one.tokens, one.usage) for one in ours] == [(one.tokens, one.usage) for one in theirs]
+    for model in both:
+        (longest,) = sorted((one.tokens for one in model.generate("rst", **options)), key=len)[1:]
+        again = model.generate([*b"rst", *longest[:-1], *b"??"], max_tokens=1)
+        assert again.usage.cached_tokens == 3 + len(longest) - 1
+        model.cells.check()
+
+
+def test_no_number_and_no_cell_is_lost_when_any_step_is_interrupted(both):
+    llm, plain = both
+    prompts = ["p", "quo"]
+    expected = [one.tokens for one in plain.generate(prompts, **OPTIONS)]
+
+    def act(llm):
+        assert [one.tokens for one in llm.generate(prompts, **OPTIONS)] == expected
+        llm.generate("r", n=2, callback=lambda token: token.text != "h", **OPTIONS)
+
+    def check(llm):
+        llm.cells.check()
+        assert [one.tokens for one in llm.generate(prompts, **OPTIONS)] == expected
+
+    assert interrupted_everywhere(lambda: llm, act, check, step=149) > 500
+    llm.cache.clear()
+    assert (llm.cells.n_free, llm.metrics.running) == (llm.backend.n_cells, 0)
+
+
+def test_texts_of_a_large_call_take_turns_beside_a_small_one(both):
+    """Where rows are dear, whether the step is a persistent batch or not."""
+    llm, _ = both
+    engine = llm._engine
+    engine.scheduler.row_costs.rows_beside = lambda n: 3
+    params = RequestParams(SamplingParams(), max_tokens=60)
+    many = [new_text(engine, [65 + i], params) for i in range(6)]
+    engine.add(*many)
+    engine.add(new_text(engine, [90], params))
+    for _ in range(6):
+        engine.step()
+    before = engine.metrics.decoded_tokens
+    for _ in range(3):
+        engine.step()
+    assert engine.metrics.decoded_tokens - before == 9
+    engine.scheduler.row_costs.rows_beside = lambda n: 99
+    engine.step()
+    engine.step()
+    before = engine.metrics.decoded_tokens
+    engine.step()
+    assert engine.metrics.decoded_tokens - before == 7
+    assert max(llm.backend.sampled) == 7
+    for request in many:
+        request.cancel()

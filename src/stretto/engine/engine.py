@@ -1,6 +1,6 @@
 """The engine: one step moves every running request forward by one forward pass.
 
-    plan → run → hooks → take → emit
+    plan → run → take → emit
 
 One thread at a time steps it, under its lock: synchronous callers step it themselves, for all who wait, and a
 background thread (`worker.py`) does it for asynchronous ones. Hooks and callbacks may compute sequences; they
@@ -15,22 +15,19 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from stretto.backends.base import Backend, Draw, GoesAhead, Prepares, SamplesRows
+from stretto.backends.base import Backend
 from stretto.cache.cells import Cells
 from stretto.engine.arrivals import Arrivals
-from stretto.engine.decoders.fused import Ahead
 from stretto.engine.decoders.passes import LogitsPass
-from stretto.engine.decoders.plain import PlainDecoder
 from stretto.engine.encoding import Encoding
 from stretto.engine.events import StepEvents
-from stretto.engine.hooks import run_hooks
 from stretto.engine.limits import Limits
 from stretto.engine.metrics import Metrics
-from stretto.engine.persistent_batch import PersistentBatch
 from stretto.engine.plan import Plan
 from stretto.engine.request import Request
 from stretto.engine.runner import Runner
 from stretto.engine.scheduler import Scheduler
+from stretto.engine.steps import FusedLoop, StepForm, step_forms
 from stretto.engine.track import Track
 from stretto.errors import InvalidRequest, QueueFull
 from stretto.hardware import fork_safety
@@ -67,14 +64,8 @@ class Engine:
         self.reasoning: Reasoning | None = None  # how the model marks it, if it thinks before it answers
         self.arrivals = Arrivals()
         self.events = StepEvents()
-        self._ahead = Ahead(self.runner, self.arrivals.interrupt)
-        self.running_ahead = False  # tokens are made one by one in the backend's loop
-        self._gains_ahead = backend.capabilities.ahead
-        self._device = backend if isinstance(backend, Prepares) else None  # samples many rows at once
-        self._samples = backend if isinstance(backend, SamplesRows) and backend.samples_rows else None
-        loops = backend.capabilities.fused and not isinstance(backend, GoesAhead)
-        self._n_batch = 2 if loops else 1  # requests, at least; a lone one may run in the backend's own loop
-        self._batch: PersistentBatch | None = None  # of all running requests, while they just sample
+        self.forms = step_forms(self.scheduler, self.runner, self.arrivals.interrupt)
+        self._form: StepForm = self.forms[-1]  # of the last step
         self._in_step = False
         self._n_steps = self._n_waiting = 0
         self._stepped = fork_safety.condition()  # notified after every step
@@ -121,141 +112,36 @@ class Engine:
                     self._notify()
 
     def _step(self) -> None:
-        scheduler, metrics = self.scheduler, self.metrics
-        begun, spent = time.perf_counter(), metrics.forward + metrics.sampling + metrics.encoding
+        begun, accounted = time.perf_counter(), self.metrics.accounted
         self.runner.history.tick(begun)
-        if scheduler.changes.pending or scheduler.waiting:
-            scheduler.sweep()
-        else:
-            scheduler.check_deadlines()
-        n_tokens = 0 if self._samples is None else self._run_batch(self._samples)
-        if not n_tokens:
-            plan = scheduler.plan()
-            if plan.missing_cells or plan.missing_slots:
-                self._relieve(plan)
-                return
-            run_begun = time.monotonic()
-            n_tokens = self._run(plan)
-            if not plan.only_decodes:
-                for request in scheduler.running:
-                    if request.prompt_steps is not None:
-                        request.note_prompt(run_begun)
-            ready, hooked = scheduler.ready()
-            n_decoded = metrics.decoded_tokens
-            if not self._run_ahead(ready):
-                self._take(ready, hooked)
-            n_tokens += metrics.decoded_tokens - n_decoded  # those of the backend's own loop
-            if plan.waiting_for_images or self.encoding.is_busy:
-                self._encode(plan)
+        plan = self.scheduler.plan(self._form.settle)
+        if plan.is_short:
+            self._relieve(plan)
+            return
+        self._form = form = next(form for form in self.forms if form.fits(plan))
+        n_tokens = form.run(plan)
+        n_tokens += form.take(plan)
+        self._emit(plan, n_tokens, begun, accounted)
+
+    def _emit(self, plan: Plan, n_tokens: int, begun: float, accounted: float) -> None:
+        """Encode images that requests wait for, let go of those that have ended, and count the step."""
+        scheduler, metrics = self.scheduler, self.metrics
+        if plan.waiting_for_images or self.encoding.is_busy:
+            self._encode(plan)
         if scheduler.changes.pending:
             scheduler.sweep()
+            if not scheduler.running:
+                self._form.settle()
         metrics.steps += 1
         metrics.running, metrics.waiting = len(scheduler.running), len(scheduler.waiting)
-        spent = metrics.forward + metrics.sampling + metrics.encoding - spent
         now = time.perf_counter()
-        metrics.python += now - begun - spent
+        metrics.python += now - begun - (metrics.accounted - accounted)
         self.events.add(now, now - begun, n_tokens, metrics.running, metrics.waiting)
 
-    def _run(self, plan: Plan) -> int:
-        """Apply a plan: start the admitted requests and run its passes; return how many tokens they had."""
-        scheduler, runner, metrics = self.scheduler, self.runner, self.metrics
-        for request, matches in plan.admitted:
-            scheduler.admit(request)
-            for track, match in matches:
-                runner.share(track, match)
-        for source, target in plan.copies:
-            runner.share_with(source, target)
-        for one in plan.redo:
-            one.redo_last()
-        if plan.redo:  # some need no pass: they had the rows that their logits are made of
-            plan.work = [(source, n) for source, n in plan.work if source.n_pending]
-        n_tokens, forward = 0, metrics.forward
-        if plan.only_decodes and not plan.redo and not plan.copies:
-            n_tokens = len(plan.work)
-            if n_tokens:
-                runner.decode([source for source, _ in plan.work])
-        elif plan.work:
-            n_tokens = runner.run(plan.work)
-        if plan.hidden:
-            n_tokens += runner.run(plan.hidden, hidden=True)
-        if n_tokens:
-            scheduler.learn(n_tokens, metrics.forward - forward, plan.only_decodes)
-            metrics.count_pass(n_tokens, len(plan.work) + len(plan.hidden))
-        return n_tokens
-
-    def _run_batch(self, device: SamplesRows) -> int:
-        """Run and take a step of the persistent batch; 0 if the step needs a plan."""
-        scheduler, batch = self.scheduler, self._batch
-        running, states = scheduler.running, self.runner.states
-        if not scheduler.waiting:
-            self.runner.make_room_for_steps(len(running))
-        room = min(scheduler.limits.tokens_per_step, self.cells.n_free)
-        if states is not None:
-            room = min(room, states.slots.n_free)
-        is_same = batch is not None and not batch.is_over and bool(running) and batch.is_of(running)
-        if not is_same or scheduler.waiting or self.encoding.is_busy or len(running) > room:
-            if batch is not None:
-                batch.settle()
-            can_be = len(running) >= self._n_batch and not scheduler.waiting and not self.encoding.is_busy
-            self._batch = batch = PersistentBatch.of(running, room) if can_be else None
-        if batch is None:
-            return 0
-        forward, n = self.metrics.forward, batch.n
-        batch.step(self.runner, device)
-        if self._device is None:  # the pass is over
-            scheduler.learn(n, self.metrics.forward - forward, only_decodes=True)
-        self.metrics.count_pass(batch.n, batch.n)
-        return batch.n
-
-    def _take(self, ready: list[AnyRequest], hooked: list[AnyRequest]) -> None:
-        """Run the hooks of requests whose logits are there, and let each take its tokens."""
-        if hooked:
-            run_hooks(hooked)
-        if self._device is not None:
-            self._prepare(ready)
-        n_running = len(self.scheduler.running)
-        for request in ready:
-            if request.finished:  # a hook or a callback has ended it
-                continue
-            if request.is_expired:
-                request.finish("timeout")
-            else:
-                request.advance(request.decoder.advance, n_running)
-
-    def _prepare(self, ready: list[AnyRequest]) -> None:
-        """Have rows that are on a device sampled together, before each request asks for its own."""
-        draws: list[Draw] = []
-        for request in ready:
-            if isinstance(request.decoder, PlainDecoder) and not request.finished:
-                request.advance(request.decoder.add_draws, draws)
-        self.sample_ahead(draws)
-
-    def sample_ahead(self, draws: list[Draw]) -> None:
-        """Sample rows on the backend's device together, if it can: whoever asks for one has it then."""
-        if self._device is not None and draws:
-            begun = time.perf_counter()
-            self._device.prepare(draws)
-            self.metrics.sampling += time.perf_counter() - begun
-
-    def _run_ahead(self, ready: list[AnyRequest]) -> bool:
-        """Let the only request run in the backend's own loop, if it asked for that and there is room.
-
-        Or unasked, where the backend gains by it: but not if its reader takes one token after the other.
-        """
-        if len(ready) != 1 or len(self.scheduler.running) != 1:
-            return False
-        request, decoder = ready[0], ready[0].decoder
-        if not isinstance(decoder, PlainDecoder) or request.is_expired:
-            return False
-        gains = self._gains_ahead and decoder.gains_ahead and not request.single_steps
-        if not (decoder.params.fused or gains):
-            return False
-        self.running_ahead = True
-        try:
-            ran = request.advance(self._ahead.run, decoder, request.deadline)
-        finally:
-            self.running_ahead = False
-        return request.finished or bool(ran)
+    @property
+    def is_looping(self) -> bool:
+        """Whether a step gives its tokens out one by one, as the backend's own loop makes them."""
+        return isinstance(self._form, FusedLoop) and self._form.is_looping
 
     def _encode(self, plan: Plan) -> None:
         """Encode images that requests wait for; an error ends those that wait for it, and no others."""

@@ -143,6 +143,11 @@ class Metrics:
     between_tokens: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     width: Histogram = field(default_factory=lambda: Histogram(WIDTHS))
 
+    @property
+    def accounted(self) -> float:
+        """Seconds of steps that did not pass in Python."""
+        return self.forward + self.sampling + self.encoding
+
     def count_pass(self, n_tokens: int, n_texts: int) -> None:
         """Count a forward pass with tokens of some texts."""
         self.width.add(n_tokens)

@@ -131,13 +131,16 @@ class CellPool:
 
     # -- the prefix cache --
 
-    def lookup(self, track: Track) -> Match:
-        """The longest computed prefix that a track without cells can share; changes nothing.
+    def lookup(self, track: Track) -> Match | None:
+        """The longest computed prefix that a track can share, which may be empty; changes nothing.
 
-        Its last token is left out, so that there is something to compute logits from.
+        Its last token is left out, so that there is something to compute logits from. None for a track that
+        takes no cells: it has some, or stands at other positions than 0, 1, 2, …
         """
-        if not self._may_share(track):
-            return NO_MATCH
+        if not (
+            self.prefix_cache and not track.n_placed and len(track) >= 2 and track.position == len(track)
+        ):
+            return None
         items, slots = track.tokens[:-1], self.slots
         source, n = self.prefixes.find(items, track.domain)
         n_common, parked = n, True
@@ -154,9 +157,7 @@ class CellPool:
         return Match(source, n, parked, n_common) if n_common else NO_MATCH
 
     def share(self, track: Track, match: Match) -> None:
-        """Give a track without cells those of a match."""
-        if not self._may_share(track):
-            return
+        """Give a track the cells of a match that was just looked up for it."""
         n = match.n
         self.prefixes.lookups += 1
         if match.source is not None:
@@ -171,13 +172,11 @@ class CellPool:
         if not track.preempted:
             track.n_cached = n
 
-    def _may_share(self, track: Track) -> bool:
-        """Whether a track could take cells of a prefix: it has none, and stands at positions 0, 1, 2, …"""
-        return self.prefix_cache and not track.n_placed and len(track) >= 2 and track.position == len(track)
-
     def reuse(self, track: Track) -> None:
         """Let a track without cells share the longest prefix that has been computed already."""
-        self.share(track, self.lookup(track))
+        match = self.lookup(track)
+        if match is not None:
+            self.share(track, match)
 
     def share_with(self, source: Track, track: Track) -> None:
         """Give a track without cells those of its tokens that another one begins with too."""

@@ -7,13 +7,13 @@ forks, cached prefixes, parking and eviction in the pool (engine/pool.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import Activates, Backend, Batch, Decoding, DrawsRows
+from stretto.backends.base import Activates, Backend, Batch, Decoding, Draw, DrawsRows, Prepares
 from stretto.cache.items import ImageLike, Images
 from stretto.engine.adapters import Adapters
 from stretto.engine.history import History
@@ -44,6 +44,7 @@ class Runner(CellPool):
         super().__init__(backend, prefix_cache, checkpoint_bytes)
         self.backend = backend
         self.draws = backend if isinstance(backend, DrawsRows) else None  # many rows with its threads
+        self.prepares = backend if isinstance(backend, Prepares) else None  # many rows on its device
         self.spec = backend.spec
         self.states = None if self.slots is None else States(backend, self.slots, self.prefixes)
         self.chunk = chunk  # tokens in one pass, at most
@@ -60,7 +61,7 @@ class Runner(CellPool):
         """Compute all pending tokens of some tracks, in as few passes as the chunk size allows."""
         several = list(tracks)
         if len(several) == 1 and several[0].at_end:
-            self.decode(several)
+            self.run([(several[0], 1)], at_end=True)
             return
         for track in several:
             self.reuse(track)
@@ -74,18 +75,16 @@ class Runner(CellPool):
                 room -= n
             self.run(work)
 
-    def run(self, work: list[Work], hidden: bool = False) -> int:
+    def run(self, work: list[Work], hidden: bool = False, at_end: bool = False) -> int:
         """One forward pass over the next n pending tokens of each source; return how many that are.
 
-        With `hidden` the sources get final hidden states instead of logits.
+        With `hidden` the sources get final hidden states instead of logits. `at_end` says that each has just
+        its track's last token pending, behind its last cell, which is otherwise found out.
         """
         if not work:
             return 0
-        for source, n in work:
-            if n != 1 or not source.at_end:
-                break
-        else:
-            self.decode([source for source, _ in work])
+        if at_end or all(n == 1 and source.at_end for source, n in work):
+            self._run_last([source for source, _ in work])
             return len(work)
         batch = Batch()
         wanted: list[tuple[Source, int, int]] = []  # how many rows and tokens of each
@@ -93,7 +92,7 @@ class Runner(CellPool):
             first = len(batch)
             wanted.append((source, source.fill(batch, n), len(batch) - first))
             batch.adapt(first, source.track.mix)
-        rows, start = self._compute(self._placing(batch), self._rows_of(hidden)), 0
+        (_, rows), start = self._compute(self._placing(batch), self._rows_of(hidden)), 0
         for source, n_rows, n in wanted:
             if n > source.step_tokens:
                 self.metrics.prompt_tokens += n
@@ -105,35 +104,46 @@ class Runner(CellPool):
                 source.track.checkpoints.mark(source.track.n_placed, len(source.track))
         return len(batch)
 
-    def decode(self, sources: list[Source] | list[Track]) -> None:
+    def _run_last(self, sources: list[Source]) -> None:
         """`run` for the most frequent pass: the last token of each source, behind its last cell."""
         tracks = [source.track for source in sources]
         for track in tracks:
             track.logits = None  # of the token before: a device may write the new ones there
-        rows = self.decode_rows(
-            tracks, [track.tokens[-1] for track in tracks], [track.id for track in tracks]
-        )
+        tokens, ids = [track.tokens[-1] for track in tracks], [track.id for track in tracks]
+        _, rows = self.decode(tracks, tokens, ids)
         for i, source in enumerate(sources):  # iterating over the rows takes longer
             source.take_row(rows[i])
 
-    def decode_rows(self, tracks: list[Track], tokens: list[int], ids: list[int]) -> Rows:
-        """The rows of `decode`, of tracks with these last tokens and ids, for a caller that takes them."""
+    def decode(
+        self,
+        tracks: Sequence[Track],
+        tokens: list[int],
+        ids: list[int],
+        compute: Callable[[Decoding], Rows] | None = None,
+    ) -> tuple[Decoding, Rows]:
+        """A pass over the last tokens of tracks, behind their last cells, for a caller that takes the rows.
+
+        `compute` takes the place of the backend's `forward`. Where `can_decode_ahead`, it may do so before
+        the tokens are known: their cells are to be named then, and the tracks are not needed.
+        """
         n = len(ids)
         if self.orphans or n > self.cells.n_free:
             self.make_room(n)
         if self.states is not None and n > self.states.slots.n_free:
             self.states.make_room([(number,) for number in ids])
         mixes = [track.mix for track in tracks] if self.adapters else None
-        rows = self._compute(lambda: Decoding(self.cells, tokens, ids, mixes), self.backend.forward)
+        decoded = self._compute(
+            lambda: Decoding(self.cells, tokens, ids, mixes), compute or self.backend.forward
+        )
         if self.states is not None:
             for track in tracks:
                 if track.checkpoints is not None:
                     track.checkpoints.mark(len(track), len(track))
         self.metrics.decoded_tokens += n
-        return rows
+        return decoded
 
     def can_decode_ahead(self, n: int) -> bool:
-        """Whether n tokens that only the device knows can be computed: `decode_ahead`."""
+        """Whether n tokens that only the device knows can be computed by `decode`."""
         return (
             self.states is None
             and not self.adapters
@@ -142,22 +152,17 @@ class Runner(CellPool):
             and n <= self.cells.n_free
         )
 
-    def decode_ahead(self, ids: list[int], compute: Callable[[Decoding], Rows]) -> tuple[list[int], Rows]:
-        """As `decode_rows`, of tokens that are not known yet: their cells, to be named then, and the rows."""
-        batches: list[Decoding] = []
-
-        def place() -> Decoding:
-            batches.append(Decoding(self.cells, [0] * len(ids), ids))
-            return batches[0]
-
-        rows = self._compute(place, compute)
-        self.metrics.decoded_tokens += len(ids)
-        return batches[0].taken, rows
-
     def take_back(self, ids: list[int]) -> None:
-        """Free the last cell of each sequence: `decode_ahead` was in vain."""
+        """Free the last cell of each sequence: their tokens were computed in vain."""
         for number in ids:
             self.cells.remove(number, self.cells.end(number) - 1)
+
+    def prepare(self, draws: list[Draw]) -> None:
+        """Sample rows on the backend's device together, if it can: whoever asks for one has it then."""
+        if self.prepares is not None and draws:
+            begun = time.perf_counter()
+            self.prepares.prepare(draws)
+            self.metrics.sampling += time.perf_counter() - begun
 
     def _placing(self, batch: Batch) -> Callable[[], Batch]:
         """Make room for a batch: what takes its cells, and slots where states have to be copied."""
@@ -174,7 +179,9 @@ class Runner(CellPool):
     def _rows_of(self, hidden: bool) -> Callable[[Batch], Rows]:
         return self.backend.hidden if hidden else self.backend.forward
 
-    def _compute(self, place: Callable[[], Placed], compute: Callable[[Placed], Computed]) -> Computed:
+    def _compute(
+        self, place: Callable[[], Placed], compute: Callable[[Placed], Computed]
+    ) -> tuple[Placed, Computed]:
         """Place a batch and run it; cells that were not computed, for whatever reason, are given back."""
         begun, cpu = time.perf_counter(), time.thread_time()
         try:
@@ -185,7 +192,7 @@ class Runner(CellPool):
             computed = compute(batch)
             self.check_maps()
             self.cells.commit()
-            return computed
+            return batch, computed
         except BaseException:
             self.cells.rollback()
             raise
@@ -203,7 +210,7 @@ class Runner(CellPool):
             self.check_open()
             batch.check(self.spec.n_vocab, self.spec.n_vector, self.context_length)
             try:
-                rows = self._compute(self._placing(batch), self._rows_of(hidden))
+                _, rows = self._compute(self._placing(batch), self._rows_of(hidden))
             except BaseException:
                 batch.forget_placement()
                 raise
@@ -214,7 +221,7 @@ class Runner(CellPool):
         backend = self.backend
         assert isinstance(backend, Activates)
         batch.check(self.spec.n_vocab, self.spec.n_vector, self.context_length)
-        return self._compute(self._placing(batch), lambda placed: backend.activations(placed, layers))
+        return self._compute(self._placing(batch), lambda placed: backend.activations(placed, layers))[1]
 
     def shift(self, sequence: int, start: int, stop: int | None, delta: int, lag: int = 0) -> None:
         """Move a sequence's tokens to other positions, rotating their keys; shared cells are copied first.

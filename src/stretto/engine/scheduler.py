@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
+from collections.abc import Callable
 from itertools import islice
 
 from stretto.cache.radix import common
@@ -31,6 +32,7 @@ from stretto.errors import QueueFull
 
 MIN_SHARED_TOKENS = 32  # a common prefix at least this long is worth waiting for
 GROWTH_CELLS = 16  # that every running request should find free
+LEARNED_STEPS = 32  # after which a plan that calls share is made anew: rows may have become dearer
 
 
 class Scheduler:
@@ -45,6 +47,7 @@ class Scheduler:
         self.waiting: list[AnyRequest] = []
         self.running: list[AnyRequest] = []
         self.changes = Changes()
+        self._last = Plan()
         self._turn = 0  # which request's token comes first, when a pass has no room for all
 
     @property
@@ -57,6 +60,7 @@ class Scheduler:
         self.pace.learn(n_tokens, seconds)
         if only_decodes:
             self.row_costs.learn(n_tokens, seconds)
+            self._last.n_learned += 1
 
     # -- the queue --
 
@@ -138,8 +142,32 @@ class Scheduler:
 
     # -- the plan --
 
-    def plan(self) -> Plan:
-        """The next step."""
+    def plan(self, settle: Callable[[], None]) -> Plan:
+        """The next step: the last plan once more, while it repeats and only its tokens change.
+
+        `settle` is called before a plan is made anew: whoever keeps rows of the last one gives them away.
+        """
+        if self.changes.pending or self.waiting:
+            self.sweep()
+        else:
+            self.check_deadlines()
+        if not (self._last.repeats and self._can_repeat(self._last)):
+            settle()
+            self._last = self._new_plan()
+        return self._last
+
+    def _can_repeat(self, plan: Plan) -> bool:
+        """Whether the same requests run, nothing else has to be done, and a step has cells and slots."""
+        n = len(plan.requests)
+        if not n or plan.requests != self.running or self.waiting or self._encoding.is_busy:
+            return False
+        if plan.is_shared and plan.n_learned >= LEARNED_STEPS:
+            return False
+        runner = self._runner
+        runner.make_room_for_steps(n)
+        return n <= runner.cells.n_free and (runner.states is None or n <= runner.states.slots.n_free)
+
+    def _new_plan(self) -> Plan:
         if self._runner.orphans:
             self._runner.tidy()  # first: cells that can be evicted are counted
         plan = Plan()
@@ -150,9 +178,9 @@ class Scheduler:
         prompts: list[Work] = []
         n_sources = n_tokens = n_plain = 0
         admitted = [request for request, _ in plan.admitted] if plan.admitted else ()
-        requests = (*self.running, *admitted) if admitted else self.running
+        requests = plan.requests = [*self.running, *admitted]
         n_calls = len({request.call for request in requests})
-        is_shared = 1 < n_calls < len(requests)  # by calls of which one has several texts
+        plan.is_shared = is_shared = 1 < n_calls < len(requests)  # by calls of which one has several texts
         calls: list[int] = []  # of `decoding`, where a step is shared
         prompt_calls: list[int] = []
         for request in requests:
@@ -346,7 +374,8 @@ class Scheduler:
         if not request.decoder.reuses_prefix:
             return []
         tracks = [source.track for source in request.sources]
-        return [(track, self._runner.lookup(track)) for track in tracks if not track.n_placed]
+        found = [(track, self._runner.lookup(track)) for track in tracks]
+        return [(track, match) for track, match in found if match is not None]
 
     def _fits(self, plan: Plan, request: AnyRequest, matches: list[tuple[Track, Match]], wanted: int) -> bool:
         """Whether the cells suffice for a request in addition to those that run, `wanted` for all of them."""

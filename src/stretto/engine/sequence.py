@@ -185,13 +185,14 @@ class Sequence:
         with self._engine.lock:
             return self._take(*self._draw(params))
 
-    def _take(self, token: int, logprob: float) -> Step:
+    def _take(self, token: int, logprob: float, has_room: bool = False) -> Step:
         """Append what was drawn, unless it is an end token; under the engine's lock."""
         track = self._track
         if token in self._engine.tokenizer.end_ids:
             return Step(token, "", True, logprob)
         self._check_usable()
-        track.check_room(1)
+        if not has_room:  # or else that was found when it was drawn
+            track.check_room(1)
         track.append_sampled(token)
         return Step(token, self._text_state().push(token), False, logprob)
 
@@ -357,13 +358,13 @@ def step_all(engine: Engine, sequences: list[Sequence], params: SamplingParams) 
     rows = [(one._track, one._track.logits) for one in sequences]
     tracks = [track for track, _ in rows]
     if drawn := draw_each(engine.runner.draws, tracks, params, engine.tokenizer.end_ids):
-        return [sequence._take(*one) for sequence, one in zip(sequences, drawn, strict=True)]
+        return [sequence._take(*one, has_room=True) for sequence, one in zip(sequences, drawn, strict=True)]
     draws = [
         track.draw(row, params, n_top=0)
         for track, row in rows
         if row is not None and not isinstance(row, np.ndarray)
     ]
-    engine.sample_ahead(draws)
+    engine.runner.prepare(draws)
     return [sequence._step(params) for sequence in sequences]
 
 

@@ -54,7 +54,7 @@ class Worker:
         come one by one. A task takes such a token before the backend uses all processors for the next."""
         if self._stepping != threading.get_ident():
             notify((news,))
-        elif not self._engine.running_ahead:
+        elif not self._engine.is_looping:
             self._told.add(news)
         elif self._engine.runner.backend.active_threads >= self._n_cpus:
             news.hand_over(HAND_OVER_SECONDS)

@@ -12,6 +12,7 @@ from stretto import Grammar  # noqa: E402
 from stretto.backends.torch import loop as loops  # noqa: E402
 from stretto.backends.torch.backend import TorchBackend  # noqa: E402
 from stretto.backends.torch.sampler import WIDE  # noqa: E402
+from stretto.engine.steps import FusedLoop  # noqa: E402
 from stretto.errors import InvalidRequest  # noqa: E402
 from stretto.sampling.sampler import WRONG, choose  # noqa: E402
 from tiny_models import tiny_file, tiny_spec  # noqa: E402
@@ -172,7 +173,8 @@ def test_a_lone_request_runs_ahead_unasked_where_that_is_faster(ahead, monkeypat
     options = {"max_tokens": 12, "seed": 1, "ignore_eos": True}
     wanted = llm.generate(PROMPT, **options).tokens
     assert not calls, "not on a CPU"
-    llm._engine._gains_ahead = True
+    (loop,) = [form for form in llm._engine.forms if isinstance(form, FusedLoop)]
+    loop.gains = True
     assert llm.generate(PROMPT, **options).tokens == wanted
     assert calls
     calls.clear()
