@@ -15,6 +15,7 @@ from stretto.cli import options as o
 from stretto.cli.help import Command, Group, refuse_options
 from stretto.cli.pull import pull_missing
 from stretto.errors import StrettoError
+from stretto.options.loading import MACHINE
 
 if TYPE_CHECKING:
     from stretto.bench import Loop, Machine, Plan, Row
@@ -40,6 +41,7 @@ Rounds = Annotated[int, typer.Option(help="How often; the median counts.")]
 
 
 @bench.callback()
+@o.flags("bench", cells=None)
 def speed(
     context: typer.Context,
     model: o.Model = None,
@@ -48,23 +50,8 @@ def speed(
     depth: Annotated[int, typer.Option(help="Also decode at this depth, in tokens; 0: do not.")] = 2048,
     sequences: Annotated[int, typer.Option(help="Also decode so many together; 0: do not.")] = 16,
     rounds: Rounds = 5,
-    cells: Annotated[
-        Any,  # int | str
-        typer.Option(
-            parser=o.read_cells,
-            metavar="N|auto",
-            help="The size of the cache in tokens; auto: what is free on a GPU (default: what is measured).",
-        ),
-    ] = None,
-    kv: Annotated[
-        str, typer.Option(help="Type of the KV cache: f16 or q8; on a GPU also bf16 or fp8.")
-    ] = "f16",
-    backend: o.Backend = "auto",
-    device: o.Device = "auto",
-    threads: o.Threads = None,
-    precision: o.Precision = "standard",
-    repack: o.Repack = "auto",
     as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Measure prefill and decoding, single, at depth and batched, next to the machine's limits.
 
@@ -82,10 +69,9 @@ def speed(
     plan = benchmarks.Plan(prompt, tokens, depth, sequences, rounds)
     pull_missing(model, "generate")
     begin(model, _tests(plan), _passes(plan))
-    with (
-        notes() as note,
-        _opened(note, model, cells or plan.cells, backend, device, threads, kv, precision, repack) as llm,
-    ):
+    machine_options = {"cells": plan.cells, **o.given(options, MACHINE)}
+    threads, kv = options["threads"], options["kv"]
+    with notes() as note, _opened(note, model, machine_options) as llm:
         cost = benchmarks.file_cost(model, llm)
         note("measuring the machine")
         machine = benchmarks.measure_machine(llm, threads, cost.weight_bytes)
@@ -102,25 +88,25 @@ def speed(
 
 
 @bench.command(cls=Command)
+@o.flags("loops")
 def loops(
     models: Annotated[list[str] | None, typer.Argument(help="Models (default: smollm2 gemma3-270m).")] = None,
     tokens: Tokens = 128,
     rounds: Rounds = 5,
-    backend: o.Backend = "auto",
-    device: o.Device = "auto",
-    threads: o.Threads = None,
     as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Compare llm.stream, seq.step() and the fused loop, and show where a step's time goes."""
     from stretto import bench as benchmarks
     from stretto.cli.output import print_json
 
     documents = []
+    machine = {**o.given(options, MACHINE), "cells": tokens + 16}
     for name in models or ("smollm2", "gemma3-270m"):
         model = config_file.read().named(name)
         pull_missing(model, "generate")
         begin(model, f"the loops over {tokens} tokens, {rounds} rounds", 8 * rounds * tokens)
-        with notes() as note, _opened(note, model, tokens + 16, backend, device, threads) as llm:
+        with notes() as note, _opened(note, model, machine) as llm:
             loops = benchmarks.loops(llm, tokens=tokens, rounds=rounds, note=note)
             n_vocab = llm.spec.n_vocab
         if as_json:
@@ -191,30 +177,11 @@ def notes() -> Iterator[Callable[[str], None]]:
         yield lambda text: status.update(Text(clean(text)))
 
 
-def _opened(
-    note: Callable[[str], None],
-    model: str,
-    cells: int | str,
-    backend: str,
-    device: str,
-    threads: int | None,
-    kv: str = "f16",
-    precision: str = "standard",
-    repack: str = "auto",
-) -> LLM:
+def _opened(note: Callable[[str], None], model: str, options: dict[str, Any]) -> LLM:
     import stretto
 
     note(f"loading {model}")
-    return stretto.load(
-        model,
-        backend=backend,
-        device=device,
-        threads=threads,
-        cells=cells,
-        kv=kv,
-        precision=precision,
-        repack=o.REPACK[repack],
-    )
+    return stretto.load(model, **options)
 
 
 def _device(llm: LLM) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,13 +18,15 @@ from stretto.cli.chatting.session import Chat
 from stretto.cli.generation import check_text
 from stretto.cli.output import clean
 from stretto.errors import ContextOverflow, InvalidRequest, StrettoError
+from stretto.options.generating import OPTIONS
+from stretto.options.loading import MACHINE
 
 
+@o.flags("chat", **o.MODELS_OWN, max_tokens=0, repeat_guard=True)
 def chat(
     name: o.Name = None,
     model: o.Model = None,
     system: o.System = None,
-    vision: o.Vision = None,
     goes_on: o.Continue = False,
     load: Annotated[
         Path | None, typer.Option("--load", metavar="FILE", help="Take up a chat that /save has written.")
@@ -33,22 +34,8 @@ def chat(
     template_arg: o.TemplateArg = None,
     reasoning: o.Reasoning = None,
     stats: o.Stats = None,
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
-    min_p: o.MinP = None,
-    seed: o.Seed = None,
-    max_tokens: o.MaxTokens = 0,
-    stop: o.Stop = None,
-    timeout: o.Timeout = None,
-    repeat_guard: o.RepeatGuard = True,
-    cells: o.Cells = 8192,
-    backend: o.Backend = "auto",
-    device: o.Device = "auto",
-    threads: o.Threads = None,
-    precision: o.OwnPrecision = None,
-    repack: o.Repack = "auto",
     server: o.Server = True,
+    **options: Any,
 ) -> None:
     """Chat with a model; /help lists the commands.
 
@@ -75,29 +62,15 @@ def chat(
     conversation = Conversation() if load is None else files.load(load)
     if before is not None:
         conversation.add_messages(before.messages)
-    settings: dict[str, Any] = {
-        **o.named(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p),
-        **o.named(seed=seed, timeout=timeout),
-        "max_tokens": max_tokens or None,
-        "stop": stop or (),
-    }
+    settings = o.given(options, OPTIONS)
+    guard = settings.pop("repeat_guard")
     is_new = load is None and before is None
     message, settings = with_defaults(model, system, settings, tells=is_new)
     if system is not None or is_new:
         conversation.system = message
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    open_model = partial(
-        open_llm,
-        backend=backend,
-        device=device,
-        threads=threads,
-        cells=cells,
-        precision=precision,
-        repack=o.REPACK[repack],
-        server=server,
-        verb="chat",
-    )
-    with open_model(model, vision=vision) as llm:
+    machine: dict[str, Any] = {**o.given(options, MACHINE), "server": server, "verb": "chat"}
+    with open_llm(model, vision=options["vision"], **machine) as llm:
         session = Chat(
             llm,
             model,
@@ -106,8 +79,8 @@ def chat(
             stats=bool(stats) if interactive else wants_stats(stats),  # a terminal has the status line
             arguments=arguments,
             screen=new_screen(interactive, wants_stats(reasoning)),
-            guard=repeat_guard,
-            open_model=open_model,
+            guard=guard,
+            open_model=lambda other: open_llm(other, **machine),
             keeper=kept.Keeper("chat", before, conversation.roots[0] if conversation.roots else None),
         )
         with session:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from stretto.bench.comparing import Comparison
 
 
+@o.flags("compare")
 def compare(
     name: o.Name = None,
     model: o.Model = None,
@@ -44,9 +45,9 @@ def compare(
     tokens: Annotated[int, typer.Option(help="Tokens to decode.")] = 64,
     sequences: Annotated[int, typer.Option(help="Texts of the batch; 0: no batch.")] = 8,
     rounds: Annotated[int, typer.Option(help="How often; the median counts.")] = 3,
-    threads: o.Threads = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with plots.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, every sample in it.")] = False,
+    **options: Any,
 ) -> None:
     """Compare engines on one model: load, first token, prefill, decode, batch, memory, same tokens.
 
@@ -58,7 +59,7 @@ def compare(
     from stretto.cli.prompts import model_and_files
 
     model, _ = model_and_files((name,), model, "compare [MODEL]")
-    plan = comparing.ComparePlan(prompt, tokens, sequences, rounds, threads or 0)
+    plan = comparing.ComparePlan(prompt, tokens, sequences, rounds, options["threads"] or 0)
     batch = f", {sequences} texts at once" if sequences else ""
     say(
         f"comparing engines on {clean(model)}: load, prefill of {prompt:,} tokens, decoding {tokens:,}{batch}"

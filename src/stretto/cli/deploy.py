@@ -33,20 +33,10 @@ def _commands() -> None:
 
 
 @deploy.command(cls=Command)
+@o.flags("deploy", repeat_guard=True, grace_seconds=60.0)
 def up(
-    models: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME=]MODEL", help="As --model.", show_default=False)
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="[NAME=]MODEL",
-            help="A name, a path, or hf:org/repo:Q4_K_M; may be repeated: each is served under its name "
-            f"(default: {o.DEFAULT_SHOWN}).",
-        ),
-    ] = None,
+    models: o.Served = None,
+    model: o.ServedModels = None,
     replicas: Annotated[int, typer.Option(help="Replicas of each model.")] = 1,
     max_replicas: Annotated[
         int | None,
@@ -56,10 +46,6 @@ def up(
         int | None, typer.Option(help="Threads of each replica (default: the cores shared out).")
     ] = None,
     gpus: Annotated[float, typer.Option(help="GPUs of each replica, as 0.25 or 1.")] = 0.0,
-    cells: Annotated[int, typer.Option(help="The cache of each replica, in tokens.")] = 8192,
-    kv: Annotated[
-        str, typer.Option(help="Type of the KV cache: f16 or q8; on a GPU also bf16 or fp8.")
-    ] = "f16",
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -85,6 +71,7 @@ def up(
     as_yaml: Annotated[
         bool, typer.Option("--yaml", help="Print a YAML file for `serve deploy`, and do nothing.")
     ] = False,
+    **options: Any,
 ) -> None:
     """Serve models by replicas; starts a cluster on this machine unless there is one.
 
@@ -97,7 +84,9 @@ def up(
     from stretto.deploy.environment import haproxy_path
     from stretto.deploy.settings import DeploySettings
 
-    shared: dict[str, Any] = {"cells": cells, "kv": kv, **_more(set_ or ())}
+    usual = {name: field.default for name, field in DeploySettings.model_fields.items()}
+    shared = {name: value for name, value in options.items() if value not in (None, usual[name])}
+    shared |= _more(set_ or ())
     names = [o.served(one) for one in (*(models or ()), *(model or ()))] or [default_model()]
     if address is None and not as_yaml:
         names = [_absolute(name) for name in names]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stretto.loading.choose import Route
 
 
+@o.flags("devices")
 def devices(
     name: o.Name = None,
     model: Annotated[
@@ -35,7 +36,7 @@ def devices(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object, sizes in bytes.")] = False,
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure the speeds again.")] = False,
-    threads: o.Threads = None,
+    **options: Any,
 ) -> None:
     """Show the processor, its cores, memory and speed, the kernels in use, and the GPUs."""
     from dataclasses import asdict
@@ -50,7 +51,7 @@ def devices(
     errors = console(stderr=True)
     with errors.status("measuring, a second or two") if sys.stderr.isatty() else nullcontext():
         machine = hardware.probe(refresh=refresh)
-        route = survey(model, threads=threads, refresh=refresh) if model else None
+        route = survey(model, threads=options["threads"], refresh=refresh) if model else None
     if as_json:
         print_json(asdict(machine) | ({} if route is None else {"route": route.as_data()}))
         return

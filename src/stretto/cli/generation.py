@@ -94,18 +94,7 @@ def open_images(paths: Iterable[Path], vision: str | None) -> list[Image]:
 
 
 def open_llm(
-    model: str,
-    *,
-    backend: str,
-    device: str = "auto",
-    threads: int | None,
-    cells: int | str,
-    precision: str | None,
-    repack: bool | str = "auto",
-    vision: str | None = None,
-    kv: str = "f16",
-    server: bool = False,
-    verb: str = "generate",
+    model: str, *, vision: str | None = None, server: bool = False, verb: str = "generate", **options: Any
 ) -> LLM:
     """Load a model that has a verb; one that is not here is fetched first. Both are shown on stderr.
 
@@ -115,15 +104,7 @@ def open_llm(
     from stretto.cli.pull import pull_missing
     from stretto.weights import hub
 
-    options: dict[str, Any] = {
-        "backend": backend,
-        "device": device,
-        "threads": threads,
-        "cells": cells,
-        "kv": kv,
-        "precision": precision or hub.defaults(model).precision or "standard",
-        "repack": repack,
-    }
+    options.setdefault("precision", hub.defaults(model).precision or "standard")
 
     def load_here() -> LLM:
         import stretto

@@ -1,19 +1,25 @@
-"""The options that `stretto run` and `stretto chat` share."""
+"""The options of commands: those of the tables of `stretto.options`, and others that several share."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import Parameter
+from typing import Annotated, Any, Literal, Optional, TypeVar
 
 import typer
 
 from stretto.cli import config_file
 from stretto.cli.completion import model_names
 from stretto.errors import InvalidRequest
-from stretto.options.generating import BY_NAME
+from stretto.options import generating, loading, parallel, serving
+from stretto.options.option import Option, Table
 
-_SAMPLING = "Sampling"
-_LIMITS = "Limits"
-_MACHINE = "Backend"
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+TABLES = (*parallel.OWN, *generating.OPTIONS, *serving.FLAGS, *loading.LOAD)
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
 
 DEFAULT_SHOWN = "stretto models --default"  # says which model this machine uses when none is named
 
@@ -51,6 +57,19 @@ Name = Annotated[  # the model as first argument
     str | None,
     typer.Argument(metavar="MODEL", help="As --model.", show_default=False, autocompletion=model_names),
 ]
+Served = Annotated[  # the models of a server
+    list[str] | None, typer.Argument(metavar="[NAME=]MODEL", help="As --model.", show_default=False)
+]
+ServedModels = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="[NAME=]MODEL",
+        help="A name, a path, or hf:org/repo:Q4_K_M; may be repeated: each is served under its name, and "
+        f"loaded on first use (default: {DEFAULT_SHOWN}).",
+    ),
+]
 ModelAndText = Annotated[  # the model, or none, and a text behind it
     list[str] | None,
     typer.Argument(
@@ -63,10 +82,6 @@ ModelAndText = Annotated[  # the model, or none, and a text behind it
 NeededModel = Annotated[
     str | None,
     typer.Option("--model", "-m", metavar="MODEL", help=_NAMES, autocompletion=model_names, callback=aliased),
-]
-Vision = Annotated[
-    str | None,
-    typer.Option("--vision", metavar="FILE", help="The mmproj file that lets the model see images."),
 ]
 Adapter = Annotated[
     list[str] | None,
@@ -105,73 +120,58 @@ Stats = Annotated[
     bool | None,
     typer.Option("--stats/--no-stats", help="Tell the speed on stderr (default: in a terminal)."),
 ]
-
-_OWN = "; the model's own, if it has one"
-Temperature = Annotated[
-    float | None,
+Server = Annotated[
+    bool,
     typer.Option(
-        help="0 always takes the most probable token.", show_default=f"0.8{_OWN}", rich_help_panel=_SAMPLING
-    ),
-]
-TopK = Annotated[
-    int | None,
-    typer.Option(
-        help="Only the k most probable; 0 for all.", show_default=f"40{_OWN}", rich_help_panel=_SAMPLING
-    ),
-]
-TopP = Annotated[
-    float | None,
-    typer.Option(
-        help="Only the fewest that reach this probability together.",
-        show_default=f"0.95{_OWN}",
-        rich_help_panel=_SAMPLING,
-    ),
-]
-MinP = Annotated[
-    float | None,
-    typer.Option(
-        help="Only those with this share of the best one's probability.",
-        show_default=f"0.05{_OWN}",
-        rich_help_panel=_SAMPLING,
-    ),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option(help="For the same tokens again (default: a fresh one).", rich_help_panel=_SAMPLING),
-]
-
-RepetitionPenalty = Annotated[
-    float | None,
-    typer.Option(
-        help="Above 1: tokens of the prompt and the answer become less probable.",
-        show_default=f"1{_OWN}",
-        rich_help_panel=_SAMPLING,
-    ),
-]
-PresencePenalty = Annotated[
-    float | None,
-    typer.Option(
-        help="Subtracted from the logits of tokens that the answer has.",
-        show_default=f"0{_OWN}",
-        rich_help_panel=_SAMPLING,
-    ),
-]
-FrequencyPenalty = Annotated[
-    float | None,
-    typer.Option(
-        help="The same, for each time that it has them.",
-        show_default=f"0{_OWN}",
-        rich_help_panel=_SAMPLING,
+        "--server/--no-server",
+        help="Ask a `stretto serve` of yours that has this model loaded in the same way, if one runs; the "
+        "text is the same.",
+        rich_help_panel="Backend",
     ),
 ]
 
+MODELS_OWN: dict[str, None] = dict.fromkeys(
+    ("precision", *(one.name for one in generating.SAMPLING))
+)  # defaults of run and chat, which a model may have
 RUN_TOKENS = 1024  # of an answer of `stretto run`, unless another limit is given
+REPACK: dict[str, bool | str] = {"auto": "auto", "yes": True, "no": False, "shared": "shared"}
 
 
-def configured_limit(context: typer.Context, param: typer.CallbackParam, value: int) -> int:
+def flags(command: str, **defaults: Any) -> Callable[[Function], Function]:
+    """A decorator: the options of the tables that a command takes, by name, in place of its `**options`.
+
+    `defaults` are those of the command where it has others; None for one that is the model's own, if it has
+    one. A parameter that the function has itself is left as it is.
+    """
+
+    def add(function: Function) -> Function:
+        known = inspect.signature(function, eval_str=True)
+        own = [one for one in known.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+        names = {one.name for one in own}
+        added = [
+            _parameter(option, defaults.get(option.name, option.default))
+            for option in TABLES
+            if command in option.commands.split() and option.name not in names
+        ]
+        signature = known.replace(parameters=[*own, *added])
+        function.__signature__ = signature  # type: ignore[attr-defined]
+        function.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
+        return function
+
+    return add
+
+
+def given(options: Mapping[str, Any], table: Table) -> dict[str, Any]:
+    """The options of a table among a command's: those that were given, or have a default of its own.
+
+    >>> given({"top_k": 3, "top_p": None, "kv": "q8"}, generating.SAMPLING)
+    {'top_k': 3}
+    """
+    return {one.name: options[one.name] for one in table if options.get(one.name) is not None}
+
+
+def _configured_limit(value: int, is_given: bool) -> int | None:
     """The limit of tokens that was given, else that of the configuration file, else the command's own."""
-    source = context.get_parameter_source(param.name or "")
-    is_given = source is not None and source.name != "DEFAULT"
     limit = value if is_given else config_file.read().max_tokens or value
     if limit < 0:
         raise InvalidRequest(
@@ -179,148 +179,115 @@ def configured_limit(context: typer.Context, param: typer.CallbackParam, value: 
             param="max_tokens",
             value=limit,
         )
-    return limit
+    return limit or None
 
 
-MaxTokens = Annotated[
-    int,
-    typer.Option(
-        "--max-tokens",
-        "-n",
-        help="At most so many tokens; 0: to the end of the context.",
-        rich_help_panel=_LIMITS,
-        callback=configured_limit,
+@dataclass(frozen=True)
+class Spelling:
+    """How commands have an option whose values in Python no text can be, or which the configuration sets."""
+
+    type: Any = None
+    metavar: str | None = None
+    help: str = ""
+    read: Callable[[Any, bool], Any] | None = None  # from what typer read, and whether it was given
+
+
+SPELLINGS = {
+    "max_tokens": Spelling(
+        int, None, "At most so many tokens; 0: to the end of the context.", _configured_limit
     ),
-]
-RepeatGuard = Annotated[
-    bool,
-    typer.Option(
-        "--repeat-guard/--no-repeat-guard",
-        help="Stop an answer whose last 400 tokens or more are one passage, four times at least.",
-        rich_help_panel=_LIMITS,
+    "stop": Spelling(list[str], "TEXT", "End where this text comes; may be repeated."),
+    "draft": Spelling(
+        str,
+        "lookup|MODEL",
+        "Speculative decoding, the same text in fewer passes: by n-grams of the text, or by a small model "
+        "with the same tokenizer.",
     ),
-]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option(metavar="TEXT", help="End where this text comes; may be repeated.", rich_help_panel=_LIMITS),
-]
-Timeout = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="End after so long.", rich_help_panel=_LIMITS)
-]
+    "threads": Spelling(read=lambda value, is_given: config_file.read().threads if value is None else value),
+    "repack": Spelling(
+        Literal["auto", "yes", "no", "shared"],
+        None,
+        "Pack weights in memory, or read them from the file; auto: by free memory; shared: in a file that "
+        "all processes map.",
+        lambda value, is_given: REPACK.get(value, value),
+    ),
+    "threshold": Spelling(float, None, "Keep every token at least so probable."),
+    "mode": Spelling(Literal["isolated", "visible"], None, "Whether the tokens of a set see each other."),
+}
 
 
-def read_cells(text: str | int) -> int | str:
-    """A number of cells, or "auto".
+def _parameter(option: Option, default: Any) -> Parameter:
+    """The parameter of a command, as typer wants it."""
+    spelling = SPELLINGS.get(option.name, Spelling())
+    name = "--" + option.name.replace("_", "-")
+    names = option.flag or (f"{name}/--no-{name[2:]}" if default is True else name)
+    flag = names.split(",")[0].split("/")[0]
+    kind = spelling.type or option.type
+    metavar = spelling.metavar or option.unit.upper() or None
+    help_text = spelling.help or option.meaning
+    shown: bool | str = True
+    if default is None and option.default is not None:
+        shown = f"{option.default:g}" if isinstance(option.default, float) else str(option.default)
+        shown += "; the model's own, if it has one"
+    if option.unit == "bytes":
+        kind, metavar = str, "SIZE"
+        default = default if default is None else f"{default >> 20}MiB"
+    elif option.choices and int in option.kinds:
+        kind, metavar = str, f"N|{'|'.join(option.choices)}"
+        default = default if default is None else str(default)
+    elif isinstance(kind, str):
+        kind = str
+    elif kind == tuple[str, ...]:
+        kind = list[str]
+        help_text += " May be repeated."
 
-    >>> read_cells("8192"), read_cells("auto")
-    (8192, 'auto')
-    """
-    if text == "auto":
-        return "auto"
+    def read(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
+        source = context.get_parameter_source(param.name or "")
+        if spelling.read is not None:
+            value = spelling.read(value, source is not None and source.name != "DEFAULT")
+        elif option.unit == "bytes" and value is not None:
+            value = size(flag, value)
+        elif kind is str and int in option.kinds and value is not None:
+            value = value if value in option.choices or not _is_integer(value) else int(value)
+        if value is not None or default is not None:  # else it is the model's own
+            option.check(value, flag)
+        return value
+
+    if kind == list[str]:
+        default = []
+    info = typer.Option(
+        *names.split(","),
+        help=help_text,
+        metavar=metavar,
+        show_default=shown if default != [] else False,
+        rich_help_panel=option.panel or None,
+        callback=read,
+    )
+    annotation: Any = Annotated[Optional[kind] if default is None else kind, info]  # noqa: UP045
+    return Parameter(option.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _is_integer(text: str) -> bool:
     try:
-        return int(text)
+        int(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is neither a number of tokens nor 'auto'") from None
+        return False
+    return True
 
 
-Cells = Annotated[
-    Any,  # int | str
-    typer.Option(
-        parser=read_cells,
-        metavar="N|auto",
-        help="The size of the cache in tokens; auto: what is free on a GPU.",
-        rich_help_panel=_MACHINE,
-    ),
-]
-Kv = Annotated[
-    Literal["f16", "q8", "f32", "bf16", "fp8"],
-    typer.Option(
-        help="Type of the KV cache; q8 takes half the memory. bf16 and fp8 are for GPUs.",
-        rich_help_panel=_MACHINE,
-    ),
-]
-Draft = Annotated[
-    str | None,
-    typer.Option(
-        metavar="lookup|MODEL",
-        help="Speculative decoding, the same text in fewer passes: by n-grams of the text, or by a small "
-        "model with the same tokenizer.",
-        rich_help_panel=_MACHINE,
-    ),
-]
-DraftBranches = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="Draft up to so many continuations, verified as a tree in one pass (default: one).",
-        rich_help_panel=_MACHINE,
-    ),
-]
-Backend = Annotated[
-    str,
-    typer.Option(metavar="NAME", help="What runs the model: native, torch, onnx …", rich_help_panel=_MACHINE),
-]
-Device = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="Where it runs: cpu, cuda …; auto: where it is fastest, by measurement.",
-        rich_help_panel=_MACHINE,
-    ),
-]
+def size(name: str, text: str) -> int:
+    """Bytes from `8GB`, `512MiB` or `1000000`.
 
-
-def configured_threads(given: int | None) -> int | None:
-    """The threads that were asked for, or those of the configuration file."""
-    return config_file.read().threads if given is None else given
-
-
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        max=1024,
-        help="How many threads (default: as suits the machine).",
-        rich_help_panel=_MACHINE,
-        callback=configured_threads,
-    ),
-]
-Repack = Annotated[
-    Literal["auto", "yes", "no", "shared"],
-    typer.Option(
-        help="Pack weights in memory, or read them from the file; auto: by free memory; shared: in a file "
-        "that all processes map.",
-        rich_help_panel=_MACHINE,
-    ),
-]
-REPACK: dict[str, bool | str] = {"auto": "auto", "yes": True, "no": False, "shared": "shared"}
-Server = Annotated[
-    bool,
-    typer.Option(
-        "--server/--no-server",
-        help="Ask a `stretto serve` of yours that has this model loaded in the same way, if one runs; the "
-        "text is the same.",
-        rich_help_panel=_MACHINE,
-    ),
-]
-Precision = Annotated[
-    Literal["standard", "high"],
-    typer.Option(help="Activations in 8 bits, or in 16: slower, exacter.", rich_help_panel=_MACHINE),
-]
-OwnPrecision = Annotated[
-    Literal["standard", "high"] | None,
-    typer.Option(
-        "--precision",
-        help="Activations in 8 bits, or in 16: slower, exacter.",
-        show_default=f"standard{_OWN}",
-        rich_help_panel=_MACHINE,
-    ),
-]
-
-
-def named(**options: float | None) -> dict[str, Any]:
-    """The options that were given, checked before a model is loaded; others are the model's, or the usual."""
-    given = {name: value for name, value in options.items() if value is not None}
-    for name, value in given.items():
-        BY_NAME[name].check(value)
-    return given
+    >>> size("--memory", "2GB")
+    2000000000
+    """
+    cleaned = text.strip().upper().removesuffix("B")
+    digits = cleaned.rstrip("KMGTI ")
+    unit = cleaned[len(digits) :].strip()
+    try:
+        number = float(digits)
+    except ValueError:
+        number = 0.0
+    if unit not in UNITS or not 0 < number < 1e15:
+        raise InvalidRequest(f"{name} takes a size like 8GB or 512MiB, not {text!r}")
+    return int(number * UNITS[unit])

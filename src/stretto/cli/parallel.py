@@ -3,47 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from stretto.cli import options as o
 from stretto.cli.completion import model_names
-
-_SETS = "Parallel tokens"
-
-Threshold = Annotated[
-    float, typer.Option(help="Keep every token at least so probable.", rich_help_panel=_SETS)
-]
-Mode = Annotated[
-    Literal["isolated", "visible"],
-    typer.Option(help="Whether the tokens of a set see each other.", rich_help_panel=_SETS),
-]
-MaxWidth = Annotated[int, typer.Option(help="Tokens of a set, at most.", rich_help_panel=_SETS)]
-Combine = Annotated[
-    Literal["mixture", "best"],
-    typer.Option(help="What follows a set: a mixture, or what the best says.", rich_help_panel=_SETS),
-]
-Prune = Annotated[
-    float | None,
-    typer.Option(help="Remove what gets less than so many times the mean attention.", rich_help_panel=_SETS),
-]
-PruneAfter = Annotated[int, typer.Option(help="Decide that so many steps later.", rich_help_panel=_SETS)]
-Delay = Annotated[
-    int,
-    typer.Option(help="Decide the text's token so many steps later at the latest.", rich_help_panel=_SETS),
-]
-Paths = Annotated[
-    int,
-    typer.Option(
-        min=0, max=1024, help="Show so many of the most probable paths at the end.", rich_help_panel=_SETS
-    ),
-]
-Temperature = Annotated[
-    float, typer.Option(help="Below 1 sharper, above 1 flatter, before the threshold.", rich_help_panel=_SETS)
-]
+from stretto.options.loading import MACHINE
+from stretto.options.parallel import PARALLEL
 
 
+@o.flags("parallel", max_tokens=0)
 def parallel(
     words: Annotated[
         list[str] | None,
@@ -55,29 +25,22 @@ def parallel(
         ),
     ] = None,
     model: o.Model = None,
-    threshold: Threshold = 0.15,
-    mode: Mode = "isolated",
-    max_width: MaxWidth = 8,
-    combine: Combine = "mixture",
-    prune: Prune = None,
-    prune_after: PruneAfter = 4,
-    temperature: Temperature = 1.0,
-    delay: Delay = 16,
-    paths: Paths = 0,
-    max_tokens: o.MaxTokens = 0,
-    stop: o.Stop = None,
-    timeout: o.Timeout = None,
+    paths: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=1024,
+            help="Show so many of the most probable paths at the end.",
+            rich_help_panel="Parallel tokens",
+        ),
+    ] = 0,
     explore: Annotated[
         bool, typer.Option("--explore", help="Walk through the alternatives with the arrow keys.")
     ] = False,
     show_probs: Annotated[bool, typer.Option("--show-probs", help="Show the probabilities in sets.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object, at the end.")] = False,
     stats: o.Stats = None,
-    cells: o.Cells = 8192,
-    backend: o.Backend = "auto",
-    threads: o.Threads = None,
-    precision: o.Precision = "standard",
-    repack: o.Repack = "auto",
+    **options: Any,
 ) -> None:
     """Continue a prompt, and keep every probable token: sat[ on/ under/ beside] the.
 
@@ -90,31 +53,11 @@ def parallel(
     model, prompt = model_and_prompt(words or [], model)
     text = prompt_text(prompt)
     model = model or default_model()
-    settings: dict[str, Any] = {
-        "threshold": threshold,
-        "mode": mode,
-        "max_width": max_width,
-        "combine": combine,
-        "prune": prune,
-        "prune_after": prune_after,
-        "temperature": temperature,
-        "delay": delay,
-        "max_tokens": max_tokens or None,
-        "stop": stop or (),
-        "timeout": timeout,
-    }
-    with open_llm(
-        model,
-        backend=backend,
-        threads=threads,
-        cells=cells,
-        precision=precision,
-        repack=o.REPACK[repack],
-    ) as llm:
+    with open_llm(model, **o.given(options, MACHINE)) as llm:
         if explore:
-            _explore(llm, text, max_width)
+            _explore(llm, text, options["max_width"])
             return
-        stream = llm.parallel(text, stream=True, **settings)
+        stream = llm.parallel(text, stream=True, **o.given(options, PARALLEL))
         if as_json:
             from stretto.cli.output import print_json
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stretto.cli import options as o
+from stretto.options.loading import MACHINE
 
 if TYPE_CHECKING:
     from stretto.evaluation import Estimate, PerplexityReport
@@ -20,6 +21,7 @@ MAX_TEXT_BYTES = 1 << 30
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document, with the figures of each window.")]
 
 
+@o.flags("perplexity")
 def perplexity(
     name: o.Name = None,
     text: Annotated[str | None, typer.Argument(metavar="TEXT", help="A UTF-8 text file.")] = None,
@@ -38,13 +40,12 @@ def perplexity(
             callback=o.aliased,
         ),
     ] = None,
-    backend: o.Backend = "auto",
     reference_backend: Annotated[str, typer.Option(help="What runs the other model.")] = "auto",
-    threads: o.Threads = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Write a plot of the windows.")
     ] = None,
     as_json: AsJson = False,
+    **options: Any,
 ) -> None:
     """Measure the perplexity of a text by llama.cpp's windows, or by overlapping ones (--stride).
 
@@ -64,9 +65,9 @@ def perplexity(
     path = Path(file)
     content = read_text(path)
     pull_missing(model)
-    cells = max(window, 512)
+    machine = {**o.given(options, MACHINE), "cells": max(window, 512)}
     with ExitStack() as stack:
-        llm = stack.enter_context(load(model, backend=backend, threads=threads, cells=cells))
+        llm = stack.enter_context(load(model, **machine))
         check_generates(llm, model)
         other = None
         if reference is not None:
@@ -74,7 +75,7 @@ def perplexity(
             how = "reference" if exactly else reference_backend
             other_name = model if exactly else reference
             pull_missing(other_name)
-            other = stack.enter_context(load(other_name, backend=how, threads=threads, cells=cells))
+            other = stack.enter_context(load(other_name, **{**machine, "backend": how}))
             check_generates(other, other_name)
         bar = stack.enter_context(progress_bar())
         task = bar.add_task(path.name, total=None)
@@ -154,6 +155,7 @@ def figure(estimate: Estimate, digits: int = 4) -> str:
 # `stretto eval`: multiple choice by log-likelihood.
 
 
+@o.flags("eval")
 def eval_(
     name: o.Name = None,
     task: Annotated[
@@ -162,10 +164,8 @@ def eval_(
     model: o.Model = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first questions.")] = None,
     delimiter: Annotated[str, typer.Option(help="What stands between a context and a choice.")] = " ",
-    cells: Annotated[int, typer.Option(min=64, max=1 << 24, help="The size of the cache in tokens.")] = 8192,
-    backend: o.Backend = "auto",
-    threads: o.Threads = None,
     as_json: AsJson = False,
+    **options: Any,
 ) -> None:
     """Answer multiple-choice questions: the choice with the highest log-likelihood behind the context.
 
@@ -180,7 +180,7 @@ def eval_(
     model, (file,) = model_and_files((name, task), model, "eval [MODEL] TASK.jsonl")
     questions = read_questions(Path(file), limit)
     pull_missing(model)
-    with load(model, backend=backend, threads=threads, cells=cells) as llm, progress_bar() as bar:
+    with load(model, **o.given(options, MACHINE)) as llm, progress_bar() as bar:
         check_generates(llm, model)
         line = bar.add_task(Path(file).name, total=len(questions))
         report = multiple_choice(
@@ -198,18 +198,13 @@ def eval_(
 # `stretto score`: how probable a text is to a model, token by token.
 
 
+@o.flags("score")
 def score(
     words: o.ModelAndText = None,
     model: o.Model = None,
     adapter: o.Adapter = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object.")] = False,
-    cells: o.Cells = 8192,
-    kv: o.Kv = "f16",
-    backend: o.Backend = "auto",
-    device: o.Device = "auto",
-    threads: o.Threads = None,
-    precision: o.Precision = "standard",
-    repack: o.Repack = "auto",
+    **options: Any,
 ) -> None:
     """Show how probable each token of a text is, given those before it, and the text's perplexity.
 
@@ -224,17 +219,7 @@ def score(
     model, text = model_and_prompt(words or [], model)
     content = prompt_text(text)
     model = model or default_model()
-    with open_llm(
-        model,
-        backend=backend,
-        device=device,
-        threads=threads,
-        cells=cells,
-        kv=kv,
-        precision=precision,
-        repack=o.REPACK[repack],
-        verb="score",
-    ) as llm:
+    with open_llm(model, **o.given(options, MACHINE), verb="score") as llm:
         check_generates(llm, model)
         mix = load_adapters(llm, adapter or [])
         (tokens,) = llm.prompt_logprobs([content], adapter=mix or None)

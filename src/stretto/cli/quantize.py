@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -147,6 +147,7 @@ def convert(
 # `stretto imatrix`: how strong the inputs of a model's matrices are on a text, for `stretto quantize`.
 
 
+@o.flags("imatrix")
 def imatrix(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")],
     name: o.Name = None,
@@ -158,7 +159,7 @@ def imatrix(
     chunks: Annotated[
         int | None, typer.Option(min=1, help="At most so many chunks (default: the whole text).")
     ] = None,
-    threads: o.Threads = None,
+    **options: Any,
 ) -> None:
     """Measure an importance matrix: run a model over a text, and write the mean squares of inputs.
 
@@ -180,7 +181,7 @@ def imatrix(
         raise InvalidRequest(f"{file} is not UTF-8: {error}", param="text", value=file) from None
     path = hub.resolve(model, pull=False)
     with (
-        load(path, backend="native", threads=threads, cells=chunk + 64, prefix_cache=False) as llm,
+        load(path, backend="native", threads=options["threads"], cells=chunk + 64, prefix_cache=False) as llm,
         progress_bar() as bar,
     ):
         task = bar.add_task(out.name, total=None)

@@ -11,6 +11,8 @@ import typer
 from stretto.cli import options as o
 from stretto.cli.completion import model_names
 from stretto.errors import InvalidRequest
+from stretto.options.generating import OPTIONS
+from stretto.options.loading import MACHINE
 
 if TYPE_CHECKING:
     from stretto import Grammar
@@ -91,6 +93,7 @@ def text_or_file(option: str, value: str) -> str:
         raise InvalidRequest(f"{option}: {path} is not UTF-8: {error}") from None
 
 
+@o.flags("run", **o.MODELS_OWN, max_tokens=o.RUN_TOKENS, repeat_guard=True)
 def run(
     words: Annotated[
         list[str] | None,
@@ -115,7 +118,6 @@ def run(
     system: o.System = None,
     template_arg: o.TemplateArg = None,
     reasoning: o.Reasoning = None,
-    vision: o.Vision = None,
     adapter: o.Adapter = None,
     image: Annotated[
         list[Path] | None,
@@ -127,28 +129,8 @@ def run(
     grammar: Lark = None,
     regex: Regex = None,
     choice: Choice = None,
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
-    min_p: o.MinP = None,
-    repetition_penalty: o.RepetitionPenalty = None,
-    presence_penalty: o.PresencePenalty = None,
-    frequency_penalty: o.FrequencyPenalty = None,
-    seed: o.Seed = None,
-    max_tokens: o.MaxTokens = o.RUN_TOKENS,
-    stop: o.Stop = None,
-    timeout: o.Timeout = None,
-    repeat_guard: o.RepeatGuard = True,
-    cells: o.Cells = 8192,
-    kv: o.Kv = "f16",
-    draft: o.Draft = None,
-    draft_branches: o.DraftBranches = None,
-    backend: o.Backend = "auto",
-    device: o.Device = "auto",
-    threads: o.Threads = None,
-    precision: o.OwnPrecision = None,
-    repack: o.Repack = "auto",
     server: o.Server = True,
+    **options: Any,
 ) -> None:
     """Answer one prompt, and show the text as it comes.
 
@@ -165,37 +147,18 @@ def run(
     for name, given in (("--system", system), ("--template-arg", arguments), ("--continue", goes_on)):
         if given and chat is False:
             raise InvalidRequest(f"{name} is for a chat; with --raw the prompt is the model's whole input")
-    images = open_images(image or [], vision)
+    images = open_images(image or [], options["vision"])
     model, prompt = model_and_prompt(words or [], model)
-    settings: dict[str, Any] = {
-        **o.named(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p),
-        **o.named(
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-        ),
-        **o.named(seed=seed, timeout=timeout),
-        "max_tokens": max_tokens or None,
-        "repeat_guard": repeat_guard,
-        "stop": stop or (),
-        "grammar": constraint(schema, grammar, regex, choice),
-        **o.named(draft_branches=draft_branches),
-    }
+    settings = o.given(options, OPTIONS)
+    settings["grammar"] = constraint(schema, grammar, regex, choice)
+    vision, draft = options["vision"], settings.pop("draft", None)
     text = joined_prompt(prompt)
     if not text.strip() and not images:
         raise InvalidRequest("the prompt is empty")
     before = kept.last() if goes_on else None
     model = model or (before.model if before else default_model())
     parts: Parts = (*images, text)
-    machine: dict[str, Any] = {
-        "backend": backend,
-        "device": device,
-        "threads": threads,
-        "cells": cells,
-        "kv": kv,
-        "precision": precision,
-        "repack": o.REPACK[repack],
-    }
+    machine = o.given(options, MACHINE)
     with ExitStack() as stack:
         llm = stack.enter_context(open_llm(model, vision=vision, server=server, **machine))
         if draft is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from stretto.cli.completion import model_names
-from stretto.cli.options import aliased, configured_threads
+from stretto.cli.options import aliased, flags
 from stretto.cli.output import clean, console, print_json
 from stretto.errors import InvalidRequest, StrettoError
 
@@ -32,11 +32,6 @@ Draw = Annotated[
     str | None,
     typer.Option("--draw", metavar="OUT", help="Draw the result: a file, or a folder for several inputs."),
 ]
-Threads = Annotated[
-    int | None,
-    typer.Option(help="How many threads (default: as suits the machine).", callback=configured_threads),
-]
-Device = Annotated[str, typer.Option(help="What to run it on: auto, cpu, cuda …")]
 
 
 def model_option(help_text: str) -> Any:
@@ -48,12 +43,7 @@ def model_option(help_text: str) -> Any:
 
 @contextmanager
 def opened(
-    model: str,
-    device: str = "auto",
-    threads: int | None = None,
-    *,
-    verb: str | None = None,
-    files: Sequence[str] = (),
+    model: str, *, verb: str | None = None, files: Sequence[str] = (), **options: Any
 ) -> Iterator[LLM]:
     """A model that has a verb, by its name or path; one that is not here is fetched first.
 
@@ -72,7 +62,7 @@ def opened(
     pull_missing(model, verb)
     screen = console(stderr=True)
     with screen.status(Text(f"loading {clean(model)}")) if screen.is_terminal else nullcontext():
-        made = stretto.load(model, device=device, threads=threads)
+        made = stretto.load(model, **options)
     with made:
         yield made
 
@@ -174,6 +164,7 @@ def save_picture(out: str, name: str, n_inputs: int, picture: Any) -> None:
 DEFAULT_MODEL = "efficientnet-lite0"
 
 
+@flags("classify")
 def classify(
     inputs: Annotated[
         list[str] | None,
@@ -182,14 +173,13 @@ def classify(
     model: Annotated[str, model_option("A model that classifies.")] = DEFAULT_MODEL,
     top: Annotated[int, typer.Option(min=1, help="How many labels.")] = 5,
     as_json: AsJson = False,
-    device: Device = "auto",
-    threads: Threads = None,
+    **options: Any,
 ) -> None:
     """Give images, files or texts their labels, most probable first."""
     from stretto.cli.output import clean, print_json
 
     images = files_of(inputs or [], IMAGES) if model == DEFAULT_MODEL else []  # others may take texts
-    with opened(model, device, threads, verb="classify", files=images) as llm:
+    with opened(model, verb="classify", files=images, **options) as llm:
         takes = getattr(llm, "takes", "text")
         endings = IMAGES if takes == "image" else ()
         names = texts_of(inputs or []) if takes == "text" else files_of(inputs or [], endings)
@@ -214,8 +204,7 @@ def show_images(
     verb: str,
     out: str | None,
     as_json: bool,
-    device: str,
-    threads: int | None,
+    machine: dict[str, Any],
     picture: str = "draw",
     **options: Any,
 ) -> None:
@@ -227,7 +216,7 @@ def show_images(
     if out is not None and len(names) == 1:
         check_picture_name(out)
     found = []
-    with opened(model, device, threads, verb=verb, files=names) as llm:
+    with opened(model, verb=verb, files=names, **machine) as llm:
         sources = {name: source_of(name) for name in names if name == "-"}  # stdin can be read once
 
         def work(name: str) -> Any:
@@ -252,6 +241,7 @@ def show_images(
 # `stretto detect`: objects in images.
 
 
+@flags("detect")
 def detect(
     files: Files,
     model: Annotated[str, model_option("A model that can detect.")] = "centernet",
@@ -260,32 +250,32 @@ def detect(
     ] = None,
     draw: Draw = None,
     as_json: AsJson = False,
-    device: Device = "auto",
-    threads: Threads = None,
+    **options: Any,
 ) -> None:
     """Find objects in images, with boxes in pixels."""
-    options: dict[str, Any] = {} if threshold is None else {"threshold": threshold}
-    show_images(files, model, "detect", draw, as_json, device, threads, **options)
+    chosen: dict[str, Any] = {} if threshold is None else {"threshold": threshold}
+    show_images(files, model, "detect", draw, as_json, options, **chosen)
 
 
 # `stretto read`: the text in images.
 
 
+@flags("read")
 def read(
     files: Files,
     model: Annotated[str, model_option("A model that can read.")] = "ppocr",
     draw: Draw = None,
     as_json: AsJson = False,
-    device: Device = "auto",
-    threads: Threads = None,
+    **options: Any,
 ) -> None:
     """Read the text in images, in reading order."""
-    show_images(files, model, "read", draw, as_json, device, threads)
+    show_images(files, model, "read", draw, as_json, options)
 
 
 # `stretto segment`: an image's foreground.
 
 
+@flags("segment")
 def segment(
     files: Files,
     model: Annotated[str, model_option("A model that can segment.")] = "u2net",
@@ -295,8 +285,7 @@ def segment(
         typer.Option("--cut-out", metavar="OUT", help="The image without its background, as a PNG."),
     ] = None,
     as_json: AsJson = False,
-    device: Device = "auto",
-    threads: Threads = None,
+    **options: Any,
 ) -> None:
     """Tell the foreground of images from their background."""
     show_images(
@@ -305,8 +294,7 @@ def segment(
         "segment",
         draw or cut_out,
         as_json,
-        device,
-        threads,
+        options,
         picture="cut_out" if cut_out else "draw",
     )
 
@@ -314,6 +302,7 @@ def segment(
 # `stretto rerank`: documents by how well they answer a query.
 
 
+@flags("rerank")
 def rerank(
     query: Annotated[str, typer.Argument(help="What is asked.")],
     documents: Annotated[
@@ -322,14 +311,13 @@ def rerank(
     model: Annotated[str, model_option("A model that ranks or embeds.")] = "minilm",
     top: Annotated[int | None, typer.Option(min=1, help="Only so many of the best.")] = None,
     as_json: AsJson = False,
-    device: Device = "auto",
-    threads: Threads = None,
+    **options: Any,
 ) -> None:
     """Sort texts by how well they answer a query, best first."""
     from stretto.cli.output import clean, console, print_json, table
 
     given = texts_of(documents or [])
-    with opened(model, device, threads, verb="rerank") as llm:
+    with opened(model, verb="rerank", **options) as llm:
         ranking = llm.rerank(query, given, top=top)
     if as_json:
         print_json(ranking.to_dict())
@@ -343,6 +331,7 @@ def rerank(
 # `stretto embed`: texts as vectors.
 
 
+@flags("embed")
 def embed(
     texts: Annotated[list[str] | None, typer.Argument(help="Texts; without them, lines of stdin.")] = None,
     model: Annotated[str, model_option("A model that embeds.")] = "minilm",
@@ -351,8 +340,7 @@ def embed(
     ] = None,
     normalize: Annotated[bool, typer.Option("--normalize/--raw", help="Make their length 1.")] = True,
     as_json: AsJson = False,
-    device: Device = "auto",
-    threads: Threads = None,
+    **options: Any,
 ) -> None:
     """Turn texts into vectors, one line of numbers each."""
     import numpy as np
@@ -361,7 +349,7 @@ def embed(
     from stretto.weights.files import atomic_write
 
     given = texts_of(texts or [])
-    with opened(model, device, threads, verb="embed") as llm:
+    with opened(model, verb="embed", **options) as llm:
         vectors = np.asarray(llm.embed(given, normalize=normalize), np.float32)
     if out is not None:
         with atomic_write(out) as file:
@@ -377,6 +365,7 @@ def embed(
 # `stretto transcribe`: speech as text.
 
 
+@flags("transcribe")
 def transcribe(
     files: Files,
     model: Annotated[str, model_option("A model that can transcribe.")] = "moonshine",
@@ -385,8 +374,7 @@ def transcribe(
         typer.Option("--format", help="The text alone, with times, or subtitles."),
     ] = "text",
     as_json: AsJson = False,
-    device: Device = "auto",
-    threads: Threads = None,
+    **options: Any,
 ) -> None:
     """Write down the speech in sound files (WAV)."""
     from stretto.cli.output import clean, print_json
@@ -394,7 +382,7 @@ def transcribe(
 
     names = files_of(files, SOUNDS)
     found = []
-    with opened(model, device, threads, verb="transcribe", files=names) as llm:
+    with opened(model, verb="transcribe", files=names, **options) as llm:
         for name, transcript in run_all(names, lambda one: llm.transcribe(source_of(one))):
             if as_json:
                 found.append({"file": name, **transcript.to_dict()})

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from stretto.errors import InvalidRequest
+from stretto.options.loading import CacheType
 from stretto.server.settings import ModelEntry, RequestLimits, Settings, api_keys
 
 DEPLOYMENT = "stretto"  # the name of the deployment in each application
@@ -77,7 +78,7 @@ class DeploySettings(_Fields):
     cells: Annotated[int, Field(ge=16, lt=1 << 31)] | Literal["auto"] = Field(
         8192, description="the KV cache of each replica in tokens, or auto on a whole GPU"
     )
-    kv: Literal["f16", "q8", "bf16", "fp8"] = Field("f16", description="f16, q8, and on GPUs bf16 or fp8")
+    kv: CacheType = Field("f16", description="f16, q8, f32, and on GPUs bf16 or fp8")
     precision: Literal["standard", "high"] = Field("standard", description="standard or high")
     backend: str = Field("auto", description="a backend, or auto")
     device: str = Field("auto", description="a device, or auto: cuda with gpus, else cpu")
@@ -186,7 +187,7 @@ class DeploySettings(_Fields):
 
 
 def _keys(file: str | None, kind: str) -> tuple[str, ...]:
-    return api_keys(None, None if file is None else Path(file), kind)
+    return api_keys((), None if file is None else Path(file), kind)
 
 
 def _plain(args: Mapping[str, Any]) -> dict[str, Any]:

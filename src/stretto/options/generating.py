@@ -47,12 +47,14 @@ SAMPLING = table(
 )  # fmt: skip
 
 LIMITS = table(
-    Option("max_tokens", int | None, None, "Generate at most so many tokens; None: to the context's end.",
+    Option("max_tokens", int | None, None,
+        "Generate at most so many tokens; by default to the context's end.",
         low=1, high=MAX_COUNT, at=f"{TEXTS} parallel default request", commands="run chat parallel",
         flag="--max-tokens,-n",
         aka=("max_new_tokens", "max_completion_tokens", "max_output_tokens", "max_length", "num_predict",
             "n_predict")),
-    Option("seed", int | None, None, "The same seed gives the same tokens on one machine; None: a fresh one.",
+    Option("seed", int | None, None,
+        "The same seed gives the same tokens on one machine; by default a fresh one.",
         low=0, high=MAX_SEED, at=f"{TEXTS} default", commands="run chat", panel="Sampling",
         aka=("random_seed", "generator", "rng")),
     Option("stop", "Stop | Iterable[Stop]", (),

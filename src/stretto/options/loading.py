@@ -13,6 +13,7 @@ GPU_CACHE_TYPES = ("bf16", "fp8")  # that only GPUs have
 Precision = Literal["standard", "high"]
 Packing = bool | Literal["auto", "shared"]
 
+_TASKS = "embed rerank classify detect segment read transcribe"
 _COMMANDS = "run chat parallel score eval perplexity bench loops serve deploy"
 
 MACHINE = table(
@@ -20,9 +21,10 @@ MACHINE = table(
         'What runs the model: native, torch, onnx …; "auto" takes the fastest that can (stretto docs '
         "routing).",
         more="llm.route says what was chosen, what else was possible, and why not."),
-    Option("device", str, "auto", 'Where it runs: "cpu", "cuda" …; "auto" chooses by measurement.'),
-    Option("threads", int | None, None, "Threads that compute; None: as many as suit the machine.",
-        low=1, high=1024,
+    Option("device", str, "auto", 'Where it runs: "cpu", "cuda" …; "auto" chooses by measurement.',
+        commands=f"{_COMMANDS} {_TASKS}"),
+    Option("threads", int | None, None, "Threads that compute; by default as many as suit the machine.",
+        low=1, high=1024, commands=f"{_COMMANDS} {_TASKS} imatrix compare devices",
         aka=("n_threads", "num_thread", "num_threads", "n_threads_batch", "threads_batch")),
     Option("cells", int | Literal["auto"], 8192,
         'Size of the KV cache in tokens, shared by all sequences, and so the longest context; "auto" takes '
@@ -42,7 +44,8 @@ MACHINE = table(
         'chosen and why. "shared" packs them into a file under ~/.cache/stretto/packed that all processes '
         "map, so that many processes hold them once.",
         more="For an ONNX folder on the CPU, False leaves its products to ONNX Runtime; llm.backend.packing "
-        "says who computes them."),
+        "says who computes them.",
+        commands=_COMMANDS.replace(" deploy", "")),
     at="load", commands=_COMMANDS, panel="Backend",
 )  # fmt: skip
 

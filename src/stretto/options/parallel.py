@@ -20,7 +20,7 @@ OWN = table(
     Option("combine", Literal["mixture", "best"], "mixture",
         "The next distribution is the mixture of those of all members, or that of the best one."),
     Option("prune", float | None, None,
-        "Remove members that get less than so many times their set's mean attention; None: remove none.",
+        "Remove members that get less than so many times their set's mean attention; by default none.",
         low=0, high=100, above=True),
     Option("prune_after", int, 4, "How many steps later members are removed.", low=1, high=1 << 20),
     Option("temperature", float, 1.0, "Applied before the threshold; 0 keeps the best token alone.",
@@ -28,9 +28,11 @@ OWN = table(
     Option("delay", int, 16,
         "Which token of a set the text takes is decided so many steps later at most; 0 decides at once.",
         low=0, high=4096),
+    at="parallel", commands="parallel", panel="Parallel tokens",
+) + table(
     Option("attention", bool | Literal["mean"], False,
         'Keep the attention of every set, by layer and head; "mean": only the mean over these.'),
-    at="parallel", panel="Parallel tokens",
+    at="parallel",
 )  # fmt: skip
 
 PARALLEL = (

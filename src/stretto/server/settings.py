@@ -7,9 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from stretto.errors import InvalidRequest
+from stretto.options.loading import CacheType, Precision
+from stretto.options.serving import SERVE, Log
 from stretto.server.defaults import check_defaults
 from stretto.server.hosts import host_of, is_loopback
 from stretto.server.origins import ANY, LOCAL
@@ -120,6 +122,9 @@ class RequestLimits:
                 raise InvalidRequest(f"the limit {item.name!r} must be above 0, not {value!r}")
 
 
+LIMITS = {"max_n": "n", "max_seconds": "seconds", "max_body": "body"}  # options, as RequestLimits has them
+
+
 @dataclass(frozen=True)
 class Settings:
     """All settings. `memory` is the limit for all loaded models together; None: most of the free memory.
@@ -147,8 +152,8 @@ class Settings:
     strict: bool = False  # refuse what would be answered with a warning
     memory: int | None = None
     cells: int | str = 8192  # "auto": what is free on a GPU
-    kv: Literal["f16", "q8", "bf16", "fp8"] = "f16"
-    precision: Literal["standard", "high"] = "standard"
+    kv: CacheType = "f16"
+    precision: Precision = "standard"
     repack: bool | str = "auto"
     backend: str = "auto"
     device: str = "auto"
@@ -159,10 +164,23 @@ class Settings:
     idle_seconds: float | None = None  # after which a model that is not used is unloaded
     load_seconds: float = 120.0  # how long a request waits for memory for its model
     grace_seconds: float = 10.0  # how long requests may run after the shutdown has started
-    log: Literal["quiet", "text", "json"] = "quiet"
+    log: Log = "quiet"
     limits: RequestLimits = field(default_factory=RequestLimits)
 
+    @classmethod
+    def of(cls, options: Mapping[str, Any], **others: Any) -> Settings:
+        """The settings of a command or a deployment, with limits on requests among its options."""
+        limits = RequestLimits(**{name: options[option] for option, name in LIMITS.items()})
+        named = {
+            one.name: options[one.name] for one in SERVE if one.name not in LIMITS and one.name in options
+        }
+        lists = {name: tuple(value) for name, value in named.items() if isinstance(value, list)}
+        return cls(limits=limits, **{**named, **lists, **others})
+
     def __post_init__(self) -> None:
+        for option in SERVE:
+            if option.name not in LIMITS:
+                option.check(getattr(self, option.name), option.flag.split("/")[0])
         if not self.models:
             raise InvalidRequest("there is no model to serve; give --model")
         names = [entry.name for entry in self.models]
@@ -172,12 +190,8 @@ class Settings:
         if self.slot_path is not None and not self.slot_path.is_dir():
             raise InvalidRequest(f"--slot-save-path {self.slot_path} is no folder; make it first")
         check_defaults(self.defaults)
-        if self.idle_seconds is not None and not 0 < self.idle_seconds < float("inf"):
-            raise InvalidRequest(f"--unload-after takes seconds above 0, not {self.idle_seconds}")
         if not all(self.addresses):
             raise InvalidRequest(f"--host takes addresses with commas between them, not {self.host!r}")
-        if not 0 <= self.port <= 65535:
-            raise InvalidRequest(f"--port must be from 0 to 65535, not {self.port}")
         for key in (*self.api_keys, *self.admin_keys):
             if not key or not key.isascii() or not key.isprintable() or " " in key:
                 raise InvalidRequest("an API key must be printable ASCII without spaces, and not empty")
@@ -224,9 +238,9 @@ class Settings:
         return [host.strip() for host in self.host.split(",")]
 
 
-def api_keys(given: list[str] | None, file: Path | None, kind: str = "api") -> tuple[str, ...]:
+def api_keys(given: Sequence[str], file: Path | None, kind: str = "api") -> tuple[str, ...]:
     """The keys from the command line, a file (one a line) and STRETTO_API_KEY, or those of another kind."""
-    keys = list(given or ())
+    keys = list(given)
     if file is not None:
         try:
             lines = [line.strip() for line in file.read_text().splitlines()]

@@ -1,0 +1,109 @@
+"""The options of `stretto serve` and of replicas, beside those of loading: access, memory, limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from stretto.options.generating import BY_NAME as GENERATING
+from stretto.options.loading import MACHINE
+from stretto.options.option import Option, table
+
+Log = Literal["quiet", "text", "json"]
+
+SHARED = "serve deploy"
+NAMED_FILE = "[NAME=]FILE"
+
+_MODELS = table(
+    Option("vision", tuple[str, ...], (), "The mmproj file of a model's image encoder.", unit=NAMED_FILE),
+    Option("chat_template", tuple[str, ...], (),
+        "A chat template in place of the model's own: a file of Jinja, its text, or a name such as chatml.",
+        unit=NAMED_FILE),
+    Option("chat_template_kwargs", str | None, None,
+        'Arguments of chat templates for requests that do not set them, as {"enable_thinking": false}; a '
+        "template that does not read one goes without it.",
+        unit="JSON"),
+    Option("adapter", tuple[str, ...], (),
+        "A LoRA adapter of a model, a GGUF file or a PEFT folder. Requests give MODEL:NAME as their model.",
+        unit="[MODEL:]NAME=PATH"),
+    Option("default", tuple[str, ...], (),
+        "An option of generation for requests that do not set it, as temperature=0.6. overflow=shift forgets "
+        "the oldest tokens when the context is full.",
+        unit="NAME=VALUE"),
+    commands="serve", panel="Models and memory",
+)  # fmt: skip
+
+_KEYS = table(
+    Option("api_key", tuple[str, ...], (),
+        "Clients have to send it. Others on this machine can see it here: STRETTO_API_KEY and --api-key-file "
+        "are better places.",
+        unit="KEY"),
+    Option("api_key_file", Path | None, None, "Keys, one a line.", unit="FILE"),
+    Option("admin_key", tuple[str, ...], (),
+        "A key that may also load, unload and pull models, and see all callers' cells and requests. "
+        "STRETTO_ADMIN_KEY and --admin-key-file are better places.",
+        unit="KEY"),
+    Option("admin_key_file", Path | None, None, "Admin keys, one a line.", unit="FILE"),
+    commands="serve", panel="Access",
+)  # fmt: skip
+
+OWN = table(
+    Option("host", str, "127.0.0.1", "The address to listen on, or several, as 127.0.0.1,::1.",
+        commands="serve"),
+    Option("local", bool, False,
+        "Listen on a Unix socket too, where your own stretto run, chat, ps and stop find it.",
+        commands="serve", flag="--socket/--no-socket"),
+    Option("port", int, 8080, "The port; 0 takes a free one.", low=0, high=65535, commands="serve"),
+    Option("share_prefixes", bool, False,
+        "Share the prefix cache between keys; a caller can then find out what others asked."),
+    Option("no_auth", bool, False, "Serve without API keys."),
+    Option("origins", tuple[str, ...], (),
+        "Web pages from there may use the server, as https://example.org; localhost: from this machine; '*': "
+        "from everywhere.",
+        commands="serve", flag="--allow-origin", unit="ORIGIN"),
+    Option("hosts", tuple[str, ...], (),
+        "A name under which the server may be reached without keys, as box.lan.",
+        commands="serve", flag="--allow-host", unit="NAME"),
+    Option("disabled", tuple[str, ...], (),
+        "A path that is not served, as /metrics, /slots or /api; /: the page.",
+        commands="serve", flag="--disable", unit="PATH"),
+    Option("slot_path", Path | None, None,
+        "Where POST /slots/ID?action=save writes texts with their K and V, for administrators.",
+        commands="serve", flag="--slot-save-path", unit="FOLDER"),
+    Option("remote_images", bool, False, "Fetch images from public URLs in requests."),
+    Option("strict", bool, False,
+        "Refuse requests of which a field cannot be granted (thinking, an unknown option of Ollama) instead "
+        "of answering with a warning.",
+        commands="serve"),
+    commands=SHARED, panel="Access",
+) + table(
+    Option("memory", int | None, None,
+        "What loaded models may take together; the least recently used is unloaded. By default 80 % of what "
+        "is free.",
+        low=1, high=1e15, unit="bytes"),
+    Option("idle_seconds", float | None, None,
+        "Unload a model that no request has used for so long; the next one loads it again. By default it "
+        "stays until memory is needed.",
+        low=0, high=1e9, above=True, commands="serve", flag="--unload-after", unit="seconds"),
+    Option("checkpoint_bytes", int, 512 << 20,
+        "What checkpoints of recurrent layers may take, for each model that has them.",
+        low=0, high=1 << 50, commands="serve", flag="--checkpoints", unit="bytes"),
+    commands=SHARED, panel="Models and memory",
+) + table(
+    Option("max_running", int, 64, "Requests that run at once.", low=1, high=1 << 16),
+    Option("max_queue", int, 256, "Requests that wait; more are refused with 429.", low=0, high=1 << 16),
+    Option("max_seconds", float, 600.0, "What a request may take.",
+        low=0, high=1e9, above=True, flag="--max-time", unit="seconds"),
+    Option("max_body", int, 16 << 20, "Largest body of a request.", low=1, high=1 << 40, unit="bytes"),
+    Option("max_n", int, 16, "Texts from one prompt.", low=1, high=1 << 16),
+    Option("grace_seconds", float, 10.0, "Seconds that running requests have after a signal to end.",
+        low=0, high=1e9, above=True, flag="--grace", unit="seconds"),
+    commands=SHARED, panel="Limits",
+) + table(
+    Option("log", Log, "quiet", "Log on stderr: errors only, or every request, as text or JSON."),
+    commands=SHARED,
+)  # fmt: skip
+
+SERVE = (*MACHINE, *OWN, GENERATING["repeat_guard"])
+FLAGS = (*_MODELS, *_KEYS, *OWN)
+BY_NAME = {option.name: option for option in SERVE}
