@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
+import huggingface_hub
+import huggingface_hub.constants
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = (".gguf", ".safetensors", ".bin")  # what is stored with its SHA-256, on another host
 
@@ -49,6 +52,11 @@ class Hub(ThreadingHTTPServer):
     def stored(self):
         """The ranges that were asked from storage; None for a whole file."""
         return [headers.get("Range") for path, headers in self.requests if path.startswith("/storage")]
+
+    def server_close(self):
+        """Close it to clients that are connected, too."""
+        super().server_close()
+        huggingface_hub.close_session()
 
     def handle_error(self, request, client_address):
         """A client that leaves in the middle is what we are here for."""
@@ -177,13 +185,21 @@ def stall(handler, data, headers):
 
 @contextmanager
 def serving(monkeypatch):
-    """A hub in a thread of its own, which the environment names."""
+    """A hub in a thread of its own, which the environment names.
+
+    huggingface_hub reads the environment when it is imported: of this process its constants are set.
+    """
     for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_TOKEN_PATH", "HF_HUB_DISABLE_IMPLICIT_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     with Hub() as hub:
         settings = {"HF_ENDPOINT": hub.url, "HF_HOME": "/nonexistent", "NO_PROXY": "*", "no_proxy": "*"}
         for name, value in settings.items():
             monkeypatch.setenv(name, value)
+        read = {"ENDPOINT": hub.url, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_IMPLICIT_TOKEN": False}
+        read |= dict.fromkeys(("HF_TOKEN_PATH", "HF_STORED_TOKENS_PATH"), "/nonexistent/token")
+        for name, value in read.items():
+            monkeypatch.setattr(huggingface_hub.constants, name, value)
+        huggingface_hub.close_session()  # made of the proxies of the environment
         thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
         try:

@@ -14,6 +14,7 @@ HEAVY = {
     "email",
     "fastapi",
     "http.client",
+    "huggingface_hub",
     "importlib.metadata",
     "jinja2",
     "llguidance",

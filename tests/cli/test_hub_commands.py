@@ -3,12 +3,13 @@
 import json
 from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
 
 import local_hub
 from stretto import hardware
 from stretto.quantize import convert_folder
-from stretto.weights.hub import web
+from stretto.weights.hub import links
 from stretto.weights.hub.catalogue import CATALOGUE
 
 DATA = Path(__file__).parent.parent / "data" / "folders"
@@ -16,7 +17,7 @@ DATA = Path(__file__).parent.parent / "data" / "folders"
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    monkeypatch.setattr(web, "BACKOFF_SECONDS", 0.0)
+    monkeypatch.setattr(links, "BACKOFF_SECONDS", 0.0)
     path = tmp_path / "made.gguf"
     convert_folder(DATA / "llama", path, "f16")
     with local_hub.serving(monkeypatch) as server:
@@ -89,7 +90,7 @@ def test_the_catalogue_says_what_fits_and_how_fast(stretto, server, monkeypatch)
 
 
 def test_the_catalogue_has_sizes_without_the_hub(stretto, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(hardware, "free_memory", lambda: 8 * 10**9)
     code, output, errors = stretto("models", "--catalogue")
     lines = {line.split()[0]: line for line in output.splitlines() if line.strip()}

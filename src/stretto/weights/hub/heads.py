@@ -14,9 +14,7 @@ from pathlib import Path
 
 from stretto.errors import ModelError, PullError
 from stretto.weights.formats import Format
-from stretto.weights.hub.download import read_range
-from stretto.weights.hub.repository import RemoteFile
-from stretto.weights.hub.web import Wait, Web, retrying
+from stretto.weights.hub.links import RemoteFile, Wait, Web, read_range, retrying
 from stretto.weights.metadata import Strings
 from stretto.weights.parser import MAGIC, Parser
 from stretto.weights.safetensors import MAX_HEAD_BYTES
