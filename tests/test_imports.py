@@ -35,7 +35,7 @@ ALLOWED = {
         "sampling",
         "structured",
         "text",
-        "weights.files",
+        "weights.mapped",
     },
     "parallel": {"backends.base", "engine", "sampling", "structured", "text"},
     "loading": {

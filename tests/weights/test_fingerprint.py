@@ -5,8 +5,8 @@ import shutil
 import numpy as np
 import pytest
 
-from stretto.weights.files import SAMPLE_BYTES
 from stretto.weights.gguf import GGUF
+from stretto.weights.mapped import SAMPLE_BYTES
 from stretto.weights.writer import write_gguf
 
 

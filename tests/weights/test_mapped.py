@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from stretto.errors import ModelError
-from stretto.weights.files import GuardedMap, broken_mappings, check_maps, maps_of
 from stretto.weights.gguf import GGUF
+from stretto.weights.mapped import GuardedMap, broken_mappings, check_maps, maps_of
 from stretto.weights.writer import write_gguf
 
 PAGE = 65_536  # at least one, on any machine
@@ -61,7 +61,7 @@ def test_a_guard_ends_with_its_mapping(path):
 FOREIGN = """
 import mmap, sys
 from pathlib import Path
-from stretto.weights.files import GuardedMap
+from stretto.weights.mapped import GuardedMap
 path = Path(sys.argv[1])
 handle = path.open("rb")
 guarded = GuardedMap.open(handle.fileno(), path)

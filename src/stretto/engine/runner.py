@@ -25,7 +25,7 @@ from stretto.engine.tokens import checked_tokens
 from stretto.engine.track import Source, Track
 from stretto.errors import InvalidRequest
 from stretto.hardware import fork_safety
-from stretto.weights.files import GuardedMap, broken_mappings, check_maps
+from stretto.weights.mapped import GuardedMap, broken_mappings, check_maps
 
 __all__ = ["Match", "Runner", "Work"]
 

@@ -41,7 +41,7 @@ from stretto.loading.resolve import Model, find_kind
 from stretto.options.loading import LoadOptions
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
-from stretto.weights.files import GuardedMap, check_maps, maps_of
+from stretto.weights.mapped import GuardedMap, check_maps, maps_of
 
 if TYPE_CHECKING:
     from stretto.loading.images import ImageEncoder

@@ -20,9 +20,9 @@ from stretto.errors import InvalidRequest, ModelError
 from stretto.hardware import usable_cores
 from stretto.quantize.choice import VERSION, Mix, choose_formats, find_format, find_mix, is_quantised
 from stretto.quantize.imatrix import ImportanceMatrix
-from stretto.weights.files import Fingerprint
 from stretto.weights.formats import READABLE, Format, check_writable
 from stretto.weights.gguf import COUNT, GGUF, NUMBER, TENSORS
+from stretto.weights.mapped import Fingerprint
 from stretto.weights.metadata import ValueType
 from stretto.weights.tensor import Kept, Tensor
 from stretto.weights.writer import Writable, write_gguf

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stretto.errors import ModelError
-from stretto.weights.files import Fingerprint
 from stretto.weights.gguf import GGUF
 from stretto.weights.json_file import read_bytes, read_object
+from stretto.weights.mapped import Fingerprint
 from stretto.weights.tensor import Tensor
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from pathlib import Path
 from types import TracebackType
 
 from stretto.errors import ModelError
-from stretto.weights.files import MAX_PARTS, Fingerprint, part_name
+from stretto.weights.files import MAX_PARTS, part_name
 from stretto.weights.formats import Format
+from stretto.weights.mapped import Fingerprint
 from stretto.weights.metadata import Metadata
 from stretto.weights.part import Part
 from stretto.weights.tensor import Kept, Tensor, WidenedTensor

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.errors import ModelError
-from stretto.weights.files import GuardedMap
+from stretto.weights.mapped import GuardedMap
 
 MAGIC = b"STRETTOPACKED001"
 LINE_BYTES = 64  # of a cache line

@@ -8,7 +8,7 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
 from stretto.errors import ModelError
-from stretto.weights.files import GuardedMap, check_maps
+from stretto.weights.mapped import GuardedMap, check_maps
 from stretto.weights.metadata import Metadata
 from stretto.weights.parser import Parser
 from stretto.weights.tensor import Tensor

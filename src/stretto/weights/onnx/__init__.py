@@ -15,7 +15,7 @@ from pathlib import Path
 from stat import S_ISREG
 
 from stretto.errors import ModelError
-from stretto.weights.files import GuardedMap
+from stretto.weights.mapped import GuardedMap
 from stretto.weights.onnx.checks import check_model
 from stretto.weights.onnx.model import Graph, Node, OnnxFile, OnnxLimits, TensorInfo, ValueInfo
 from stretto.weights.onnx.parse import Parser
