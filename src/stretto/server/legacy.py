@@ -58,9 +58,12 @@ def _messages(messages: list[Message]) -> list[Message]:
 class FunctionShape(ChatShape):
     """The shape of answers to a request with `functions`: one call at most, and it has no id."""
 
+    streams_arguments = False
+
     def reason(self, index: int, result: Result) -> str:
-        """A text with a call ends with it."""
-        return "function_call" if result.tool_calls else super().reason(index, result)
+        """A text with a call ends with it, unless it was cut behind it."""
+        reason = super().reason(index, result)
+        return "function_call" if reason == "tool_calls" else reason
 
     def choice(self, index: int, result: Result) -> dict[str, Any]:
         """A whole message."""

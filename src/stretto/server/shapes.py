@@ -252,6 +252,7 @@ class ChatShape(Shape):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
     prefix = "chatcmpl"
+    streams_arguments = True  # in pieces; otherwise calls come when they are whole
 
     def __init__(
         self, generation: Generation, model: str, tops: int | None, plan: ToolPlan, begun: list[int]
@@ -343,7 +344,9 @@ class ChatShape(Shape):
 
     def _watcher(self, index: int) -> CallWatcher:
         if index not in self._watchers:
-            self._watchers[index] = CallWatcher(self._plan, self.tokenizer, self._begun)
+            self._watchers[index] = CallWatcher(
+                self._plan, self.tokenizer, self._begun, lambda name: self.streams_arguments
+            )
         return self._watchers[index]
 
     def logprobs(self, tokens: list[Token], at: int = 0) -> dict[str, Any]:

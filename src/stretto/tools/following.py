@@ -137,7 +137,7 @@ class Event:
 
     text: str = ""
     is_told: bool = False
-    index: int = -1  # of the call among those of the answer
+    index: int = -1  # of the call among those of the answer; of text, the call that has told it
     name: str = ""
     id: str = ""
     arguments: str = ""
@@ -166,6 +166,7 @@ class CallFollower:
         self._pieces: list[str] = []
         self._most = most
         self._told = 0  # index up to which pieces of calls have told the text that is not taken yet
+        self._told_call = -1  # the number of the call whose pieces have told it
         self._piece_end = 0  # index up to which the call that is being read is told
         self._is_quiet = self._is_cut = False  # the call is read again; the text ended within a call
         begun = self._layout.begun
@@ -247,6 +248,7 @@ class CallFollower:
     def drop(self) -> None:
         """It cannot be read."""
         if self._now[0] and not self._is_quiet:
+            self._told_call = self._started
             self._started += 1
             self._told = max(self._told, self._piece_end)
             if self._source.has_ended:
@@ -316,7 +318,7 @@ class CallFollower:
         hidden = min(self._hidden, len(text))
         self._hidden -= hidden
         if shown := self._text.shown(text[hidden:]):
-            self._events.append(Event(shown, is_told))
+            self._events.append(Event(shown, is_told, self._told_call if is_told else -1))
 
 
 def whole_calls(calls: Sequence[ToolCall]) -> list[Event]:
