@@ -92,10 +92,9 @@ ALLOWED = {
         "Limits",
         "Result",
         "Token",
-        "engine.history",
         "engine.metrics",
         "engine.params",  # checks the operator's defaults
-        "engine.progress",
+        "engine.request",  # how far a call is
         "engine.table",  # what a page shows of an engine
         "engine.types",
         "hardware",

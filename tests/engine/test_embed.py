@@ -11,7 +11,7 @@ from stretto import LLM, Limits, Token
 from stretto.backends.batch import Batch
 from stretto.backends.native import NativeBackend
 from stretto.cache.cells import Cells
-from stretto.engine.many import AsyncTexts
+from stretto.engine.aio import AsyncTexts
 from stretto.errors import ContextOverflow, InvalidRequest, Unsupported
 from stretto.testing import byte_tokenizer, mock_llm
 from tiny_models import tiny_backend, tiny_file, tiny_spec

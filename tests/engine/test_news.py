@@ -3,14 +3,14 @@
 import asyncio
 import time
 
-from stretto.engine.news import News
+from stretto.engine.worker import LoopNotifier
 
 SECONDS = 60.0  # no test waits so long
 
 
 def test_what_is_handed_over_has_been_taken():
     async def main():
-        news, heard, left = News(), [], []
+        news, heard, left = LoopNotifier(), [], []
 
         async def task():
             while True:
@@ -36,7 +36,7 @@ def test_what_is_handed_over_has_been_taken():
 
 def test_a_task_that_is_slow_is_not_waited_for():
     async def main():
-        news, slow = News(), asyncio.Event()
+        news, slow = LoopNotifier(), asyncio.Event()
 
         async def task():
             await news.wait()
@@ -58,7 +58,7 @@ def test_nobody_waits_for_a_loop_that_is_closed():
     forgotten = []
 
     async def main():
-        news = News()
+        news = LoopNotifier()
         news.forget = lambda: forgotten.append(True)
         return news
 

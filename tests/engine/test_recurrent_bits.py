@@ -8,7 +8,7 @@ import pytest
 
 from stretto import Limits
 from stretto.backends.native import NativeBackend
-from stretto.engine import checkpoints
+from stretto.engine import track
 from stretto.errors import CacheFull
 from stretto.llm import LLM
 from stretto.testing import byte_tokenizer
@@ -81,8 +81,8 @@ class World:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_bits_by_any_path(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "MIN_REPLAY_TOKENS", 4)
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_TOKENS", 12)
+    monkeypatch.setattr(track, "MIN_REPLAY_TOKENS", 4)
+    monkeypatch.setattr(track, "CHECKPOINT_TOKENS", 12)
     world = World(name, tmp_path, seed=3)
     n_full = 0
     for _ in range(120):

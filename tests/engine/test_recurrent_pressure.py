@@ -15,7 +15,7 @@ import pytest
 from pressure import BURST, CELLS, CONTEXT, GREEDY, WEIGHTS, Thread, World
 from recurrent_mock import check, greedy, recurrent_llm
 from stretto import Batch, Limits
-from stretto.engine import checkpoints
+from stretto.engine import track
 from stretto.errors import CacheFull
 
 SLOTS, CHECKPOINTS = 12, 4
@@ -114,8 +114,8 @@ OPERATIONS = WEIGHTS | {"continue_one": 20.0, "fail": 10.0}
 def test_a_small_cache_with_few_slots_under_pressure(tmp_path, monkeypatch, n_threads, n_bursts):
     seed = int(os.environ.get("STRETTO_PRESSURE_SEED") or time.time_ns() % 1_000_000)
     print(f"STRETTO_PRESSURE_SEED={seed}")  # shown if it fails
-    monkeypatch.setattr(checkpoints, "MIN_REPLAY_TOKENS", 4)
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_TOKENS", 16)
+    monkeypatch.setattr(track, "MIN_REPLAY_TOKENS", 4)
+    monkeypatch.setattr(track, "CHECKPOINT_TOKENS", 16)
     operations = dict(OPERATIONS)
     if n_threads > 1:
         del operations["fail"]  # it would hit others

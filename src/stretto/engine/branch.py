@@ -17,11 +17,10 @@ from stretto.engine.adapters import check_same
 from stretto.engine.combinations import check_combinations
 from stretto.engine.decoders.plain import PlainDecoder
 from stretto.engine.engine import Engine
-from stretto.engine.output import TextOutput
+from stretto.engine.output import TextOutput, Thoughts
 from stretto.engine.params import Keywords, RequestParams
 from stretto.engine.request import Request
 from stretto.engine.sequence import Sequence, track_in
-from stretto.engine.thoughts import Thoughts
 from stretto.engine.track import Track
 from stretto.engine.types import Result
 from stretto.errors import ContextOverflow, InvalidRequest

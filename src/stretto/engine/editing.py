@@ -9,8 +9,8 @@ import numpy as np
 
 from stretto.cache.checks import check_range
 from stretto.cache.lags import lag_before
-from stretto.engine.images import refuse_cut
 from stretto.engine.runner import Runner
+from stretto.engine.tokens import refuse_cut
 from stretto.engine.track import Track
 from stretto.errors import InvalidRequest
 

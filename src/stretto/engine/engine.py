@@ -15,14 +15,14 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from stretto.backends.base import Backend
 from stretto.cache.cells import Cells
-from stretto.engine.arrivals import Arrivals
 from stretto.engine.decoders.passes import LogitsPass
 from stretto.engine.encoding import Encoding
-from stretto.engine.events import StepEvents
 from stretto.engine.limits import Limits
-from stretto.engine.metrics import Metrics
+from stretto.engine.metrics import Metrics, StepLog
 from stretto.engine.plan import Plan
 from stretto.engine.request import Request
 from stretto.engine.runner import Runner
@@ -36,6 +36,42 @@ from stretto.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from stretto.structured import Compiler
+
+
+# Threads that are about to ask for the engine's lock, so that a thread that steps lets them have it.
+
+LOCK_HANDOFF_SECONDS = 0.002  # between two steps, at most
+
+
+class LockQueue:
+    """Counts the threads that are adding requests; `interrupt` ends a fused loop early for them."""
+
+    def __init__(self) -> None:
+        self._changed = fork_safety.condition()
+        self._n = 0
+        self.interrupt = np.zeros(1, np.uint8)  # read by the fused loop
+
+    @contextmanager
+    def arriving(self) -> Iterator[None]:
+        """Requests are being added. That needs the engine's lock, which a thread that releases it and takes
+        it again at once would win race after race."""
+        with self._changed:
+            self._n += 1
+            self.interrupt[0] = 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._n -= 1
+                self.interrupt[0] = self._n > 0
+                self._changed.notify_all()
+
+    def hand_over(self) -> None:
+        """Wait a moment for threads that are arriving."""
+        if self._n:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._n, LOCK_HANDOFF_SECONDS)
+
 
 AnyRequest = Request[Any]
 
@@ -62,8 +98,8 @@ class Engine:
         self.encoding = Encoding(self.runner, limits.max_step_ms)
         self.scheduler = Scheduler(self.runner, self.encoding, limits)
         self.reasoning: Reasoning | None = None  # how the model marks it, if it thinks before it answers
-        self.arrivals = Arrivals()
-        self.events = StepEvents()
+        self.arrivals = LockQueue()
+        self.events = StepLog()
         self.forms = step_forms(self.scheduler, self.runner, self.arrivals.interrupt)
         self._form: StepForm = self.forms[-1]  # of the last step
         self._in_step = False

@@ -1,9 +1,12 @@
-"""What the engine has done and is doing, as plain numbers that a page or Prometheus can read."""
+"""What the engine has done and is doing, as plain numbers that a page or Prometheus can read.
+
+`Metrics` counts since the model was loaded, `History` by the second, `StepLog` step by step.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import asdict, dataclass, field, fields
 from operator import add, sub
 from typing import Any, NamedTuple
@@ -181,3 +184,76 @@ def _sum(one: Any, other: Any) -> Any:
     if isinstance(one, Histogram):
         return one.plus(other)
     return dict(Counter(one) + Counter(other)) if isinstance(one, dict) else one + other
+
+
+# The engine's counters by the second, for the last minutes: its steps write them, so idling is free.
+
+HISTORY_SECONDS = 900
+
+
+class Second(NamedTuple):
+    """What the steps did that began within a second, and how many requests ran and waited at its end."""
+
+    second: int  # of time.perf_counter
+    counts: Counts
+    running: int
+    waiting: int
+
+
+class History:
+    """The last `HISTORY_SECONDS` seconds in which there were steps; reading needs no lock."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._seconds: deque[Second] = deque(maxlen=HISTORY_SECONDS)
+        self._now = -1
+        self._before = NO_COUNTS
+
+    def tick(self, now: float) -> None:
+        """Note the time, before anything is counted."""
+        second = int(now)
+        if second != self._now:
+            if self._now >= 0:
+                self._seconds.append(self._open())
+            self._before, self._now = self._metrics.counts(), second
+
+    def seconds(self) -> list[Second]:
+        """The seconds, the last one so far."""
+        return [*self._seconds, self._open()] if self._now >= 0 else []
+
+    def _open(self) -> Second:
+        metrics = self._metrics
+        return Second(self._now, metrics.counts().since(self._before), metrics.running, metrics.waiting)
+
+
+# A bounded record of the last steps, for a page or a debugger to read while the engine runs.
+
+MAX_EVENTS = 1024
+
+
+class StepEvent(NamedTuple):
+    """One step: when it ended, how long it took, its tokens, the requests that ran and waited."""
+
+    number: int
+    ended: float  # seconds, of time.perf_counter
+    seconds: float
+    n_tokens: int
+    running: int
+    waiting: int
+
+
+class StepLog:
+    """The last `MAX_EVENTS` steps; reading needs no lock."""
+
+    def __init__(self) -> None:
+        self._events: deque[tuple[int, float, float, int, int, int]] = deque(maxlen=MAX_EVENTS)
+        self._n = 0
+
+    def add(self, ended: float, seconds: float, n_tokens: int, running: int, waiting: int) -> None:
+        """Record a step."""
+        self._events.append((self._n, ended, seconds, n_tokens, running, waiting))
+        self._n += 1
+
+    def since(self, number: int = 0) -> list[StepEvent]:
+        """The steps from this number on that are still recorded."""
+        return [StepEvent(*event) for event in list(self._events) if event[0] >= number]

@@ -1,30 +1,89 @@
 """The pool: the table of cells, the tracks that use them, and the prefix cache. It computes nothing.
 
 A sequence of cells belongs to a track, is parked (a closed sequence stays in the prefix cache until space is
-needed), or is borrowed (engine/borrowed.py). The pool moves cells between these: it forks and closes tracks,
+needed), or is borrowed (`BorrowedIds`). The pool moves cells between these: it forks and closes tracks,
 shares computed prefixes, parks and evicts. Callers hold its lock, except to make a track.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from stretto.backends.base import Backend
 from stretto.cache.cells import Cells
 from stretto.cache.prefix import CacheKey, Domain, PrefixCache
 from stretto.cache.radix import common
 from stretto.cache.slots import Slots
-from stretto.engine.borrowed import Borrowed, recover
-from stretto.engine.checkpoints import Checkpoints
 from stretto.engine.metrics import Metrics
-from stretto.engine.open_tracks import OpenTracks
-from stretto.engine.track import Track
+from stretto.engine.track import Checkpoints, Track
 from stretto.errors import CacheFull
 from stretto.hardware import fork_safety
 from stretto.sampling.rng import RandomStream
+
+# Cells that are used for a while under ids of their own, and what an exception interrupted.
+#
+# A sequence of cells has a track, is parked, or is borrowed by something: a file that is being written, the
+# lanes of parallel tokens. Cells that none of these has are free; the runner finds them when it tidies up.
+
+
+class Borrower:
+    """An owner of borrowed ids, where there is no other."""
+
+
+class BorrowedIds:
+    """Ids by their owners."""
+
+    def __init__(self, cells: Cells, numbers: Iterator[int]) -> None:
+        self._cells = cells
+        self._numbers = numbers  # that no sequence has had
+        self._owners: WeakKeyDictionary[object, set[int]] = WeakKeyDictionary()
+
+    def take(self, owner: object) -> int:
+        """An id for cells that `owner` uses for a while; they are free once it is gone."""
+        sequence = next(self._numbers)
+        self._owners.setdefault(owner, set()).add(sequence)
+        return sequence
+
+    def take_several(self, owner: object, n: int) -> list[int]:
+        """`take` n times."""
+        several = list(islice(self._numbers, n))
+        self._owners.setdefault(owner, set()).update(several)
+        return several
+
+    def give_back(self, owner: object, sequences: Iterable[int]) -> None:
+        """Free the cells of borrowed ids."""
+        several = list(sequences)
+        self._cells.remove_each(several)
+        self._owners.get(owner, set()).difference_update(several)
+
+    def ids(self) -> set[int]:
+        """All of them."""
+        return set().union(*self._owners.values())
+
+
+def recover(cells: Cells, prefixes: PrefixCache) -> None:
+    """Undo what an exception interrupted in the cache, if any did."""
+    slots = cells.slots
+    is_broken = prefixes.is_interrupted or (slots is not None and slots.is_interrupted)
+    if is_broken or cells.is_interrupted:
+        cells.repair(anyway=True)
+        prefixes.repair()
+
+
+# The open tracks of a runner, which threads that make requests add to while another one steps.
+
+
+class OpenTracks(WeakValueDictionary[int, Track]):
+    """Tracks by id. `values` iterates over a copy, so that adding one needs no lock."""
+
+    def values(self) -> Iterator[Track]:  # type: ignore[override]  # as in the class it extends
+        """The tracks that are open now."""
+        return iter([track for reference in self.valuerefs() if (track := reference()) is not None])
+
 
 FIRST_ID = 1_000_000  # of the engine's own sequences; ids below are for batches made by hand
 
@@ -66,7 +125,7 @@ class CellPool:
         self.orphans: deque[tuple[int, CacheKey, int | None]] = deque()  # of handles dropped without closing
         self.closed = False
         self._ids = count(FIRST_ID)
-        self.borrowed = Borrowed(self.cells, self._ids)
+        self.borrowed = BorrowedIds(self.cells, self._ids)
 
     # -- tracks --
 

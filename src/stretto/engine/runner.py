@@ -15,19 +15,73 @@ from numpy.typing import NDArray
 
 from stretto.backends.base import Activates, Backend, Batch, Decoding, Draw, DrawsRows, Prepares
 from stretto.cache.items import ImageLike, Images
+from stretto.cache.prefix import PrefixCache
+from stretto.cache.slots import Moves, Slots
 from stretto.engine.adapters import Adapters
-from stretto.engine.history import History
-from stretto.engine.images import REMEDY
+from stretto.engine.metrics import History
 from stretto.engine.pool import CellPool, Match
 from stretto.engine.rows import Rows, host_rows
-from stretto.engine.states import States
-from stretto.engine.tokens import checked_tokens
+from stretto.engine.tokens import REMEDY, checked_tokens
 from stretto.engine.track import Source, Track
 from stretto.errors import InvalidRequest
 from stretto.hardware import fork_safety
 from stretto.weights.mapped import GuardedMap, broken_mappings, check_maps
 
 __all__ = ["Match", "Runner", "Work"]
+
+
+# States of recurrent layers in the runner's hands: room for them, and copies before a pass.
+#
+# A model without recurrent layers has no `States`, and nothing here is called.
+
+Groups = Sequence[Sequence[int]]  # of sequences, each with one state
+
+
+class States:
+    """The slots of a backend."""
+
+    def __init__(self, backend: Backend, slots: Slots, prefixes: PrefixCache) -> None:
+        self.slots = slots
+        self._backend = backend
+        self._prefixes = prefixes
+
+    def make_room(self, groups: Groups) -> None:
+        """See that there are slots to advance these groups: checkpoints go, then `CacheFull` is raised."""
+        slots = self.slots
+        wanted = slots.n_needed(groups)
+        if wanted <= slots.n_free or self._prefixes.evict_states(wanted):
+            return
+        for group in groups:  # parked sequences and checkpoints give up the states that they share with these
+            slot = slots.state(group[0])
+            if slot is not None:
+                self._prefixes.forget_state(slot, keep=slots.users(slot))
+        wanted = slots.n_needed(groups)
+        if wanted > slots.n_free:
+            raise slots.full(wanted, slots.n_free)
+
+    def n_missing(self, groups: Groups, n_drafts: int = 0) -> int:
+        """How many slots it takes to advance these groups, if that is more than can be had; else 0."""
+        slots = self.slots
+        if len(groups) + n_drafts <= slots.n_free:
+            return 0
+        wanted = slots.n_needed(groups, hard=True) + n_drafts
+        return wanted if wanted > slots.n_free + len(slots.checkpoints()) else 0
+
+    def apply(self, moves: Moves) -> None:
+        """Clear and copy states, before the pass that advances them."""
+        if moves.cleared:
+            self._backend.clear_slots(np.array(moves.cleared, np.int32))
+        if moves.targets:
+            self._backend.copy_slots(np.array(moves.sources, np.int32), np.array(moves.targets, np.int32))
+        self._prefixes.trim_states()
+
+    def own(self, sequence: int, position: int) -> int:
+        """Give a sequence a state of its own to advance to a position outside of a batch; return its slot."""
+        self.make_room([(sequence,)])
+        moves = self.slots.advance([((sequence,), position)])
+        self.apply(moves)
+        return moves.slots[0]
+
 
 Floats = NDArray[np.float32]
 Work = tuple[Source, int]  # so many pending tokens of a source

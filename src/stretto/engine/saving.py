@@ -36,7 +36,7 @@ class Saving:
         check_lags(runner, track)
         waiting, fresh = state
         self._snapshot = Snapshot(
-            model=known(fingerprint),
+            model=read_fingerprint(fingerprint),
             layout=runner.backend.cell_layout,
             tokens=np.array(track.tokens, np.int32),
             positions=runner.cells.sequence_positions(track.id),
@@ -157,7 +157,7 @@ def lags_of(tokens: list[int], positions: list[int]) -> list[int]:
 def expected_by(runner: Runner, fingerprint: Fingerprint | None) -> Expected:
     """What a file must be of, so that it can be restored here."""
     return Expected(
-        model=known(fingerprint),
+        model=read_fingerprint(fingerprint),
         layout=runner.backend.cell_layout,
         cell_bytes=runner.backend.cell_bytes,
         n_vocab=runner.spec.n_vocab,
@@ -177,7 +177,7 @@ def _take_slots(runner: Runner, track: Track, positions: Sequence[int]) -> list[
     return [*([None] * (len(positions) - 1)), slots.put(track.id, positions[-1])]
 
 
-def known(fingerprint: Fingerprint | None) -> str:
+def read_fingerprint(fingerprint: Fingerprint | None) -> str:
     """The fingerprint of a model; `Unsupported` if it has none."""
     if fingerprint is None:
         raise Unsupported(

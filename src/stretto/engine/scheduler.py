@@ -24,9 +24,8 @@ from stretto.engine.encoding import Encoding
 from stretto.engine.limits import Limits, Pace
 from stretto.engine.plan import AnyRequest, Plan
 from stretto.engine.request import Changes
-from stretto.engine.runner import Match, Runner, Work
+from stretto.engine.runner import Match, Runner, States, Work
 from stretto.engine.sharing import Places, RowCosts, shared_rows
-from stretto.engine.states import States
 from stretto.engine.track import Source, Track
 from stretto.errors import QueueFull
 

@@ -1,7 +1,8 @@
 """The engine's record of one sequence. `Sequence` is the caller's handle on one; a request has one or more.
 
 A track knows its tokens and which of them have cells. It computes nothing: the runner does, by asking each
-track (or whatever stands for one, see `Source`) for the rows of the next batch.
+track (or whatever stands for one, see `Source`) for the rows of the next batch. What belongs to one track is
+here too: its tokens as hooks see them, its checkpoints, the cells of its drafts.
 """
 
 from __future__ import annotations
@@ -15,16 +16,130 @@ from stretto.backends.base import Batch, DeviceRow, Draw, Mask, Mix
 from stretto.cache.cells import Cells
 from stretto.cache.items import ImageToken, bare
 from stretto.cache.prefix import COMMON, CacheKey, Domain
+from stretto.cache.slots import Slots
 from stretto.drafts.base import NO_DRAFT, ROOT, DraftTree
-from stretto.engine import images
-from stretto.engine.checkpoints import Checkpoints
 from stretto.engine.rows import Row, Rows
-from stretto.engine.shown import Shown
-from stretto.engine.tree_cells import add_draft, keep_accepted, open_lanes
+from stretto.engine.tokens import add_vectors, uncut
 from stretto.errors import ContextOverflow, InvalidRequest
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.rng import RandomStream
 from stretto.sampling.sampler import choose
+
+# Tokens as hooks and other readers see them.
+
+
+class TokenView:
+    """One list for all readers of a list of tokens: what they write to it changes nothing of that one.
+
+    It stays the same object, by which hooks know a sequence.
+    """
+
+    __slots__ = ("_copy",)
+
+    def __init__(self) -> None:
+        self._copy: list[int] = []
+
+    def show(self, tokens: list[int]) -> list[int]:
+        """The list, with these tokens."""
+        if self._copy != tokens:
+            self._copy[:] = tokens
+        return self._copy
+
+    def differs(self, tokens: list[int]) -> bool:
+        """Whether a reader has written to it since it was shown."""
+        return self._copy != tokens
+
+
+# Where a track's recurrent states stay as checkpoints, from which it or others can be continued again.
+#
+# They are taken every so many tokens, near the end of prompts, and where a prompt parts from an earlier
+# one. A pass over a prompt ends there, since the state behind a token is there only at the end of a pass.
+
+CHECKPOINT_TOKENS = 256  # from a checkpoint of a text that goes on to the next, at least
+TAIL_TOKENS = 8  # of a prompt behind its checkpoint: templates often rewrite the last few in the next turn
+MIN_REPLAY_TOKENS = 32  # that a checkpoint must save to be worth a pass that ends there
+
+
+class Checkpoints:
+    """The checkpoints of one track."""
+
+    __slots__ = ("_due", "_last", "_sequence", "_slots", "_wanted")
+
+    def __init__(self, slots: Slots, sequence: int) -> None:
+        self._slots = slots
+        self._sequence = sequence
+        self._wanted: set[int] = set()  # positions where another prompt parts from this one
+        self._last = self._due = 0  # the position after the last pass, and where the next checkpoint is due
+
+    def want(self, position: int) -> None:
+        """Have one taken at a position that is still to come, if it is worth one."""
+        if position > self._slots.position(self._sequence):
+            self._wanted.add(position)
+
+    def limit(self, n_placed: int, n_tokens: int, most: int) -> int:
+        """Of `most` tokens behind the first `n_placed` those up to the next checkpoint."""
+        last = self._slots.last_checkpoint(self._sequence)
+        stops = {stop for stop in self._wanted if stop - last >= MIN_REPLAY_TOKENS}
+        tail = n_tokens - TAIL_TOKENS
+        if tail - max(n_placed, last) >= MIN_REPLAY_TOKENS:
+            stops.add(tail)
+        return min((stop - n_placed for stop in stops if n_placed < stop < n_placed + most), default=most)
+
+    def mark(self, position: int, n_tokens: int) -> None:
+        """After a pass that ended at a position: have the state stay, where a checkpoint is due."""
+        if self._last <= position < self._due and position == n_tokens and not self._wanted:  # a decode step
+            self._last = position
+            return
+        slots, sequence = self._slots, self._sequence
+        last = slots.last_checkpoint(sequence)
+        self._last, self._due = position, last + CHECKPOINT_TOKENS
+        n = position - last
+        is_stop = position == n_tokens - TAIL_TOKENS or position in self._wanted
+        if n >= CHECKPOINT_TOKENS or (n >= MIN_REPLAY_TOKENS and is_stop):
+            slots.mark(sequence)
+        if self._wanted:
+            self._wanted = {wanted for wanted in self._wanted if wanted > position}
+
+
+# The cells of a draft: those of its first branch are its track's, each other branch has a lane.
+#
+# A lane is a sequence of its own that shares the track's past, for one pass. A drafted token is in the
+# sequences of all branches that go through it, and attends from the first of them: to the past, and to the
+# tokens above it.
+
+
+def open_lanes(cells: Cells, sequence: int, lanes: Sequence[int]) -> tuple[int, ...]:
+    """The sequences of all branches, each with the cells of the first."""
+    for lane in lanes:
+        cells.remove(lane)  # of a pass that failed
+        cells.copy(sequence, lane)
+    return (sequence, *lanes)
+
+
+def add_draft(batch: Batch, draft: DraftTree, root: int, sequences: tuple[int, ...]) -> None:
+    """Add the tokens of a draft to a batch, behind the position of its root, each with logits."""
+    if len(sequences) == 1:
+        for position, token in enumerate(draft.tokens, root + 1):
+            batch.add(token, position, sequences, logits=True)
+        return
+    nodes = zip(draft.tokens, draft.depths[1:], draft.branches_of()[1:], strict=True)
+    for token, depth, branches in nodes:
+        batch.add(token, root + depth, [sequences[branch] for branch in branches], logits=True)
+
+
+def keep_accepted(cells: Cells, sequence: int, draft: DraftTree, lanes: Sequence[int], node: int) -> None:
+    """Keep the cells of a computed draft down to a node, and remove all others from the sequence.
+
+    With recurrent layers it goes back to the state before the draft: accepted tokens are pending again.
+    """
+    start = cells.end(sequence) - len(draft.branches[0])
+    n_accepted, branch = draft.depths[node], draft.branch_through(node)
+    if not branch:
+        cells.remove(sequence, start + n_accepted)
+        return
+    n_common = draft.n_common(branch)
+    cells.remove(sequence, start + n_common)
+    cells.copy(lanes[branch - 1], sequence, start + n_common, start + n_accepted)
 
 
 class Source(Protocol):
@@ -117,7 +232,7 @@ class Track:
         self.context_length = context_length
         self.random = random
         self.tokens: list[int] = []
-        self.shown = Shown()
+        self.shown = TokenView()
         self.n_prompt = 0  # how many of them are the prompt
         self.n_cached = 0  # how many were found in the prefix cache
         self.has_images = False
@@ -291,7 +406,7 @@ class Track:
 
     def whole_images(self, index: int) -> int:
         """`index`, or the end of the image that a cut there would go through."""
-        return images.uncut(self.tokens, index) if self.has_images else index
+        return uncut(self.tokens, index) if self.has_images else index
 
     def copy_from(self, other: Track) -> None:
         """Become a copy of another track, all of it computed: its tokens, its cells, its logits."""
@@ -341,14 +456,14 @@ class Track:
         if self.checkpoints is not None:
             most = self.checkpoints.limit(n, len(self.tokens), most)
         if self.has_images:
-            most = images.uncut(self.tokens, n + most) - n
+            most = uncut(self.tokens, n + most) - n
         left = len(self.tokens) - n
         start, row, several = self.start, len(batch), self.tokens[n : n + most]
         lanes = self.draft_lanes[: len(self.draft.branches) - 1] if most >= left else ()
         sequences = open_lanes(self.cells, self.id, lanes)
         batch.extend(several, start, sequences, logits=most >= left)
         if self.has_images:
-            images.add_vectors(batch, row, several)
+            add_vectors(batch, row, several)
         if most < left:
             return 0
         if self.draft and self.cells.slots is not None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from stretto.backends.base import Backend
 from stretto.engine import Engine
-from stretto.engine.history import History
-from stretto.engine.metrics import Metrics
+from stretto.engine.metrics import History, Metrics
 from stretto.engine.worker import Worker
 from stretto.loading.verbs import Verbs
 from stretto.models import ModelSpec

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from stretto.backends.base import Backend, Batch
 from stretto.engine import Engine, Limits, Request, Sequence, Step
 from stretto.engine.adapters import AdapterInfo, adapter_parts
-from stretto.engine.events import StepEvents
+from stretto.engine.metrics import StepLog
 from stretto.engine.options import Options, combined
 from stretto.engine.params import sampling_params
 from stretto.engine.parked import ParkedSequences
@@ -91,7 +91,7 @@ class LLM(Texts, Scoring, EngineModel):
         return self._engine.backend.precision
 
     @property
-    def steps(self) -> StepEvents:
+    def steps(self) -> StepLog:
         """The last steps of the engine: tokens, requests, seconds. Reading them needs no lock."""
         return self._engine.events
 

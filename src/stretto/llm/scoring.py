@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.engine import Engine, Request, Sequence
-from stretto.engine.packing import packed_request
-from stretto.engine.passes import complete, measure_request, score_request
+from stretto.engine.passes import complete, measure_request, packed_request, score_request
 from stretto.engine.types import Token
 from stretto.engine.worker import Worker
 from stretto.errors import InvalidRequest

@@ -124,8 +124,7 @@ def _compiled(engine: Engine, params: RequestParams) -> RequestParams:
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from stretto.engine.aio import AsyncStream
-    from stretto.engine.many import AsyncTexts
+    from stretto.engine.aio import AsyncStream, AsyncTexts
     from stretto.engine.params import Keywords
     from stretto.tools.check import Choice, Tools
     from stretto.tools.plan import ToolPlan
@@ -293,7 +292,7 @@ class Texts:
 
         A prompt may be a function that makes it: it is called in a thread, where it blocks no event loop.
         """
-        from stretto.engine.many import AsyncTexts
+        from stretto.engine.aio import AsyncTexts
 
         chosen = {**self._chosen(options, keywords), "n": n}
         return AsyncTexts(self._worker, lambda ready: new_batch(self._engine, ready, chosen), list(prompts))

@@ -17,8 +17,7 @@ from stretto.engine.request import Request
 from stretto.engine.rows import Row
 from stretto.engine.runner import Runner
 from stretto.engine.sequence import Sequence, track_in
-from stretto.engine.shown import Shown
-from stretto.engine.track import Track
+from stretto.engine.track import TokenView, Track
 from stretto.engine.types import Usage
 from stretto.errors import InvalidRequest
 from stretto.parallel.lattice import Lattice
@@ -216,7 +215,7 @@ class SetDecoder(OneTrack):
         self._n_prompt = len(track)
         self._pruner = None if run.prune is None else Pruner(run.prune, run.prune_after)
         self._n_freed = 0
-        self._shown = Shown()
+        self._shown = TokenView()
         left = runner.context_length - track.position + 1  # the last step needs no cell
         self._most = left if params.max_tokens is None else min(left, params.max_tokens)
         self._cut_by = CONTEXT if params.max_tokens is None or params.max_tokens > left else None

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from stretto.engine.history import HISTORY_SECONDS
+from stretto.engine.metrics import HISTORY_SECONDS
 from stretto.server.errors import CLIENT_GONE
 
 

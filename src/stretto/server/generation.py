@@ -17,7 +17,7 @@ from fastapi import Request
 from starlette.types import Receive
 
 from stretto import Result, Token
-from stretto.engine.progress import Progress
+from stretto.engine.request import Progress
 from stretto.engine.types import PromptStep
 from stretto.server.adapters import choose_adapter
 from stretto.server.callers import caller_of

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.engine.history import HISTORY_SECONDS, Second
-from stretto.engine.metrics import SECONDS
+from stretto.engine.metrics import HISTORY_SECONDS, SECONDS, Second
 from stretto.llm import LLM
 from stretto.server.answer_history import AnswerSecond
 from stretto.server.state import State

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from stretto import __version__
-from stretto.engine.history import HISTORY_SECONDS
+from stretto.engine.metrics import HISTORY_SECONDS
 from stretto.server.callers import Caller, caller_of
 from stretto.server.cells import CellEvents
 from stretto.server.errors import ApiError, translate

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stretto import __version__
-from stretto.engine.progress import Progress
+from stretto.engine.request import Progress
 from stretto.errors import InvalidRequest, QueueFull, StrettoError
 from stretto.llm import LLM
 from stretto.server import sockets

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stretto.engine.history import HISTORY_SECONDS, Second
-from stretto.engine.metrics import Metrics
+from stretto.engine.metrics import HISTORY_SECONDS, Metrics, Second
 from stretto.errors import InvalidRequest, ModelError
 from stretto.llm import LLM
 from stretto.llm.base import EngineModel

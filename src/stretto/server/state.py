@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from fastapi import Request
 
-from stretto.engine.progress import Progress
+from stretto.engine.request import Progress
 from stretto.server.answer_history import AnswerHistory
 from stretto.server.blobs import Blobs
 from stretto.server.callers import Caller, Callers

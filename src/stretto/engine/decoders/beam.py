@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stretto.engine.output import CONTEXT, Ending, TextOutput
+from stretto.engine.output import CONTEXT, Ending, TextOutput, Thoughts
 from stretto.engine.params import RequestParams
 from stretto.engine.repeats import RepeatGuard
 from stretto.engine.rows import Row, fetch_rows
 from stretto.engine.runner import Runner
-from stretto.engine.thoughts import Thoughts
 from stretto.engine.track import Source, Track
 from stretto.engine.types import Result, Usage
 from stretto.errors import InvalidRequest
