@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import time
 
 import httpx
 import numpy as np
@@ -232,7 +233,7 @@ def test_statistics_and_hardware(web):
     assert web.get("/stretto/hardware").json()["cores_usable"] >= 1
 
 
-METRIC = re.compile(r'(llamacpp:)?[a-z_]+(\{([a-z_]+="[^"\n]*",?)*\})? [0-9.e+-]+(inf)?')
+METRIC = re.compile(r'(llamacpp:|vllm:)?[a-z_0-9]+(\{([a-z_]+="[^"\n]*",?)*\})? [0-9.e+-]+(inf)?')
 
 
 def test_metrics_can_be_read_by_prometheus(web):
@@ -248,6 +249,39 @@ def test_metrics_can_be_read_by_prometheus(web):
     buckets = [float(v) for k, v in values.items() if k.startswith("stretto_first_token_seconds_bucket")]
     assert buckets == sorted(buckets)
     assert buckets[-1] == float(values['stretto_first_token_seconds_count{model="mock"}'])
+
+
+VLLM = """num_requests_running num_requests_waiting kv_cache_usage_perc gpu_cache_usage_perc cache_config_info
+prompt_tokens_total generation_tokens_total num_preemptions_total prefix_cache_queries_total
+prefix_cache_hits_total request_success_total time_to_first_token_seconds_bucket
+time_per_output_token_seconds_bucket inter_token_latency_seconds_bucket e2e_request_latency_seconds_bucket
+request_queue_time_seconds_sum request_prefill_time_seconds_sum request_decode_time_seconds_sum
+request_prompt_tokens_bucket request_generation_tokens_bucket iteration_tokens_total_count"""
+
+
+def test_dashboards_for_vllm_find_their_names(web):
+    body = {"model": "mock", "prompt": "abcdefgh", "max_tokens": 3, "temperature": 0}
+    web.post("/v1/completions", json=body)
+    lines = [line for line in web.get("/metrics").text.splitlines() if not line.startswith("#")]
+    values = dict(line.rsplit(" ", 1) for line in lines)
+    labels = 'model_name="mock",engine="0"'
+    for name in VLLM.split():
+        assert any(key.startswith(f"vllm:{name}{{{labels}") for key in values), name
+    finished = f'vllm:request_success_total{{{labels},finished_reason="length"}}'
+    assert float(values[finished]) >= 1
+    n_texts = float(values['stretto_request_seconds_count{model="mock"}'])
+    for name in ("e2e_request_latency_seconds", "request_generation_tokens"):
+        assert float(values[f"vllm:{name}_count{{{labels}}}"]) == n_texts
+    assert float(values['stretto_queue_seconds_count{model="mock"}']) == n_texts
+
+
+def test_metrics_tell_of_the_process(web):
+    lines = [line for line in web.get("/metrics").text.splitlines() if line.startswith("process_")]
+    values = {name: float(value) for name, value in (line.split() for line in lines)}
+    assert values["process_cpu_seconds_total"] > 0
+    assert abs(time.time() - values["process_start_time_seconds"]) < 86400
+    assert 3 <= values["process_open_fds"] <= values["process_max_fds"]
+    assert values["process_resident_memory_bytes"] > 1 << 20
 
 
 def test_the_page_of_documentation_loads_nothing(web):

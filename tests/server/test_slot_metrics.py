@@ -3,7 +3,10 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from recurrent_mock import recurrent_llm
+from stretto import Limits
 from stretto.llm.encoder import Encoder
 from stretto.server.llama_metrics import Scrapes
 from stretto.server.metrics import render
@@ -75,3 +78,39 @@ def test_llama_servers_rates_are_those_since_the_last_scrape():
             llm.generate("x", max_tokens=3)
             assert value(render(state), "llamacpp:predicted_tokens_seconds") > 0
             assert value(render(state), "llamacpp:predicted_tokens_seconds") == 0
+
+
+def test_times_in_the_queue_are_counted_apart_from_those_of_computing():
+    with mock_llm("abc", limits=Limits(max_running=1)) as llm:
+        llm.generate(["one", "two", "three"], max_tokens=3, seed=1)
+        metrics = llm.metrics
+        assert [metrics.queue.n, metrics.prefill.n, metrics.decode.n, metrics.total.n] == [3, 3, 3, 3]
+        assert metrics.queue.total > 0
+        parts = metrics.queue.total + metrics.prefill.total + metrics.decode.total
+        assert parts <= metrics.total.total
+        assert metrics.prompt_length.total == sum(map(len, ("one", "two", "three")))
+        assert metrics.text_length.total == 9
+        assert metrics.queue.total + metrics.prefill.total == pytest.approx(metrics.first_token.total)
+
+
+def test_cells_that_can_be_evicted_are_not_in_use():
+    with mock_llm("abc", cells=64) as llm:
+        llm.generate("abcdefgh" * 4, max_tokens=3)
+        state = state_with(llm)
+        assert value(render(state), 'stretto_cells_used{model="m"}') > 30
+        assert value(render(state), 'vllm:kv_cache_usage_perc{model_name="m",engine="0"}') == 0
+        with llm.sequence("x" * 16) as seq:
+            seq.logits  # noqa: B018
+            llm.generate("y", max_tokens=2)
+            assert value(render(state), 'vllm:kv_cache_usage_perc{model_name="m",engine="0"}') == 0.25
+
+
+def test_threads_are_those_of_passes():
+    with mock_llm("abc") as llm:
+        state = state_with(llm)
+        assert value(render(state), 'stretto_threads{model="m"}') == 0
+        llm.generate("x", max_tokens=1)
+        assert value(render(state), 'stretto_threads{model="m"}') == 1
+    with Encoder(native("bert", 1), byte_tokenizer()) as encoder:
+        encoder.embed([[1, 2, 3]])
+        assert value(render(state_with(encoder)), 'stretto_threads{model="m"}') == 1

@@ -104,6 +104,7 @@ class Engine:
         self._form: StepForm = self.forms[-1]  # of the last step
         self._in_step = False
         self._n_steps = self._n_waiting = 0
+        self._held_second = -1  # in which held cells were counted last
         self._stepped = fork_safety.condition()  # notified after every step
         fork_safety.abandon_in_child(self)
 
@@ -170,6 +171,9 @@ class Engine:
                 self._form.settle()
         metrics.steps += 1
         metrics.running, metrics.waiting = len(scheduler.running), len(scheduler.waiting)
+        if not scheduler.running or int(begun) != self._held_second:
+            self._held_second = int(begun)
+            metrics.held_cells = self.runner.n_held
         now = time.perf_counter()
         metrics.python += now - begun - (metrics.accounted - accounted)
         self.events.add(now, now - begun, n_tokens, metrics.running, metrics.waiting)

@@ -12,8 +12,11 @@ from operator import add, sub
 from typing import Any, NamedTuple
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+LONG_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-GAUGES = ("waiting", "running", "threads", "slots", "slots_used", "slot_bytes")  # of now, not since the start
+LENGTHS = (1, 10, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 50_000, 100_000)
+# Of now, not since the start.
+GAUGES = ("waiting", "running", "held_cells", "threads", "slots", "slots_used", "slot_bytes")
 
 
 @dataclass
@@ -104,7 +107,8 @@ class Metrics:
     """Counters since the model was loaded, and gauges of the last step. Times are in seconds.
 
     - `added`, `finished` (by reason), `failed`, `refused`, `preempted`: requests
-    - `waiting`, `running`: requests now; `threads` that the backend uses
+    - `waiting`, `running`: requests now; `threads` that the backend uses for a pass, 0 before the first one
+    - `held_cells`: cells in use that cannot be evicted, seen once a second
     - `slots` of recurrent states, how many are used, and the bytes of each; 0 without recurrent layers
     - `steps`; `prompt_tokens` and `decoded_tokens` that were computed; `cached_tokens` that were not
     - `longest`: tokens of the longest text that was generated, with its prompt; `pass_requests`: texts in
@@ -114,6 +118,9 @@ class Metrics:
     - `forward`, `encoding` (of images), `sampling`, `python`: where the time of the steps went;
       `forward_cpu`: processor time of the thread that steps, in the backend
     - `first_token`, `between_tokens`: latencies of requests; `width`: tokens in a forward pass
+    - `queue`, `prefill`, `decode`, `total`: from a request to its first admission, from there to its first
+      token, from there to its last token, and from the request to its end, whatever ended it
+    - `prompt_length`, `text_length`: tokens of the prompts, with cached ones, and of the texts
     """
 
     added: int = 0
@@ -123,6 +130,7 @@ class Metrics:
     preempted: int = 0
     waiting: int = 0
     running: int = 0
+    held_cells: int = 0
     threads: int = 0
     slots: int = 0
     slots_used: int = 0
@@ -145,6 +153,12 @@ class Metrics:
     first_token: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     between_tokens: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     width: Histogram = field(default_factory=lambda: Histogram(WIDTHS))
+    queue: Histogram = field(default_factory=lambda: Histogram(LONG_SECONDS))
+    prefill: Histogram = field(default_factory=lambda: Histogram(LONG_SECONDS))
+    decode: Histogram = field(default_factory=lambda: Histogram(LONG_SECONDS))
+    total: Histogram = field(default_factory=lambda: Histogram(LONG_SECONDS))
+    prompt_length: Histogram = field(default_factory=lambda: Histogram(LENGTHS))
+    text_length: Histogram = field(default_factory=lambda: Histogram(LENGTHS))
 
     @property
     def accounted(self) -> float:

@@ -108,6 +108,7 @@ class Output(Generic[Event]):
         self.is_read_at_end = False  # nobody looks at its events before
         self._metrics = metrics
         self._started = time.monotonic()
+        self._admitted: float | None = None
         self._first: float | None = None
         self._last = self._started
 
@@ -131,6 +132,22 @@ class Output(Generic[Event]):
         else:
             self._metrics.between_tokens.add(now - self._last)
         self._last = now
+
+    def note_admission(self, n_prompt: int) -> None:
+        """Note that it leaves the queue with a prompt of so many tokens; again after a preemption."""
+        if self._admitted is None:
+            self._admitted = time.monotonic()
+            self._metrics.queue.add(self._admitted - self._started)
+            self._metrics.prompt_length.add(n_prompt)
+
+    def note_end(self) -> None:
+        """Note that it has ended."""
+        metrics = self._metrics
+        metrics.total.add(time.monotonic() - self._started)
+        metrics.text_length.add(self.n_noted)
+        if self._first is not None and self._admitted is not None:
+            metrics.prefill.add(self._first - self._admitted)
+            metrics.decode.add(self._last - self._first)
 
     def timings(self, n_tokens: int) -> Timings:
         """Times so far."""

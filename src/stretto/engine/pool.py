@@ -287,6 +287,11 @@ class CellPool:
         taken = [self.cells.view(match.source)[: match.n] for match in claimed if match.source is not None]
         return self.cells.n_free + self.prefixes.n_evictable(taken)
 
+    @property
+    def n_held(self) -> int:
+        """How many cells are in use and cannot be evicted."""
+        return self.cells.n_used - self.prefixes.n_evictable()
+
     def tidy(self) -> None:
         """Park the cells of handles that were dropped without being closed; free those that nobody has."""
         self.recover()

@@ -190,6 +190,7 @@ class Request(Generic[D]):
         if self.queued and ending is not None and self.error is None:
             finished = self._metrics.finished
             finished[ending.reason] = finished.get(ending.reason, 0) + 1
+            self.output.note_end()
         self.decoder.close()
         siblings, self.siblings = self.siblings, []
         for sibling in siblings:  # they cannot start any more

@@ -110,6 +110,10 @@ class Scheduler:
         """Move a request from the queue to those that run."""
         self.waiting.remove(request)
         self.running.append(request)
+        if request.queued:
+            n_prompt = request.sources[0].track.n_prompt if request.sources else 0
+            for one in (request, *request.siblings):
+                one.output.note_admission(n_prompt)
 
     def requeue(self, request: AnyRequest) -> None:
         """Put a preempted request back into the queue."""

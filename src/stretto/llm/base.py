@@ -33,7 +33,7 @@ class EngineModel(Verbs):
     def metrics(self) -> Metrics:
         """Counters and times of the engine (stretto docs metrics)."""
         metrics = self._engine.metrics
-        metrics.threads = self.backend.active_threads
+        metrics.threads = self.backend.active_threads if metrics.width.n else 0
         if (slots := self._engine.runner.slots) is not None:
             metrics.slots, metrics.slots_used = slots.n_slots, slots.n_used
             metrics.slot_bytes = self.backend.slot_bytes

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from stretto import __version__
 from stretto.llm import LLM
+from stretto.llm.base import EngineModel
 from stretto.server.llama_metrics import llama_lines
+from stretto.server.samples import histogram, metric, written
 from stretto.server.slots import Slot
 from stretto.server.state import State
+from stretto.server.usage import process_facts
+from stretto.server.vllm_metrics import vllm_lines
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -40,6 +43,12 @@ HISTOGRAMS = {
     "first_token": ("first_token_seconds", "from a request to its first token"),
     "between_tokens": ("between_tokens_seconds", "from a token to the next of its request"),
     "width": ("step_width_tokens", "tokens in a forward pass"),
+    "queue": ("queue_seconds", "from a request to its start"),
+    "prefill": ("prefill_seconds", "from the start of a request to its first token"),
+    "decode": ("decode_seconds", "from the first token of a request to its last one"),
+    "total": ("request_seconds", "from a request to its end, whatever ended it"),
+    "prompt_length": ("prompt_length_tokens", "tokens of prompts, with cached ones"),
+    "text_length": ("text_length_tokens", "tokens of texts"),
 }
 
 
@@ -54,14 +63,14 @@ def _labelled(line: str, labels: dict[str, str]) -> str:
         return line
     name, _, value = line.rpartition(" ")
     name, _, own = name.partition("{")
-    more = _labels(labels)[:-1]
+    more = written(labels)[:-1]
     return f"{name}{more},{own} {value}" if own else f"{name}{more}}} {value}"
 
 
 def _lines(state: State) -> Iterator[str]:
     registry, traffic = state.registry, state.traffic
-    yield from _metric("stretto_info", "gauge", "the version", [({"version": __version__}, 1)])
-    yield from _metric(
+    yield from metric("stretto_info", "gauge", "the version", [({"version": __version__}, 1)])
+    yield from metric(
         "stretto_http_responses_total",
         "counter",
         "answers by path and status",
@@ -70,69 +79,76 @@ def _lines(state: State) -> Iterator[str]:
             for (path, status), n in sorted(traffic.answered.items())
         ],
     )
-    yield from _metric("stretto_http_active", "gauge", "requests under way", [({}, traffic.active)])
+    yield from metric("stretto_http_active", "gauge", "requests under way", [({}, traffic.active)])
     slots = list(registry.slots.values())
     names = [({"model": slot.name}, slot) for slot in slots]
-    yield from _metric(
+    yield from metric(
         "stretto_model_loaded",
         "gauge",
         "whether a model is loaded",
         [(label, int(s.llm is not None)) for label, s in names],
     )
-    yield from _metric(
+    yield from metric(
         "stretto_model_loads_total", "counter", "loads", [(label, s.loads) for label, s in names]
     )
-    yield from _metric(
+    yield from metric(
         "stretto_models_bytes", "gauge", "what the loaded models take", [({}, registry.loaded_bytes)]
     )
-    yield from _metric("stretto_models_limit_bytes", "gauge", "what they may take", [({}, registry.limit)])
+    yield from metric("stretto_models_limit_bytes", "gauge", "what they may take", [({}, registry.limit)])
     yield from _tasks(slots)
     engines = [(label, slot, one) for label, slot in names if (one := slot.metrics) is not None]
-    counted = [(label, one.as_dict()) for label, slot, one in engines if slot.generates]
-    loaded = [(label, s.llm.metrics.as_dict(), s.llm) for label, s in names if isinstance(s.llm, LLM)]
+    counted = [(label, one) for label, slot, one in engines if slot.generates]
+    computing = [(label, s.llm.metrics) for label, s in names if isinstance(s.llm, EngineModel)]
+    loaded = [(label, s.llm.metrics, s.llm) for label, s in names if isinstance(s.llm, LLM)]
     for name, text in COUNTERS.items():
-        yield from _metric(
-            f"stretto_{name}_total", "counter", text, [(label, m[name]) for label, m in counted]
+        yield from metric(
+            f"stretto_{name}_total", "counter", text, [(label, getattr(m, name)) for label, m in counted]
         )
     for name, text in SECONDS.items():
-        yield from _metric(
+        yield from metric(
             f"stretto_{name}_seconds_total",
             "counter",
             text,
-            [(label, m[name]) for label, m in counted],
+            [(label, getattr(m, name)) for label, m in counted],
         )
-    yield from _metric(
+    yield from metric(
         "stretto_finished_total",
         "counter",
         "requests by how they ended",
         [
             ({**label, "reason": reason}, n)
             for label, m in counted
-            for reason, n in sorted(m["finished"].items())
+            for reason, n in sorted(m.finished.items())
         ],
     )
     for name in ("running", "waiting"):
-        yield from _metric(
-            f"stretto_{name}", "gauge", f"requests {name} now", [(label, m[name]) for label, m, _ in loaded]
+        yield from metric(
+            f"stretto_{name}",
+            "gauge",
+            f"requests {name} now",
+            [(label, getattr(m, name)) for label, m, _ in loaded],
         )
-    yield from _metric(
+    yield from metric(
         "stretto_threads",
         "gauge",
-        "threads that compute now",
-        [(label, m["threads"]) for label, m, _ in loaded],
+        "threads of a forward pass: fewer than given while others use the cores, 0 before the first pass",
+        [(label, m.threads) for label, m in computing],
     )
     for name, text in SLOTS.items():
-        yield from _metric(
-            f"stretto_{name}", "gauge", text, [(label, m[name]) for label, m, _ in loaded if m["slots"]]
+        yield from metric(
+            f"stretto_{name}", "gauge", text, [(label, getattr(m, name)) for label, m, _ in loaded if m.slots]
         )
     for key, (name, text) in HISTOGRAMS.items():
-        yield f"# HELP stretto_{name} {text}"
-        yield f"# TYPE stretto_{name} histogram"
-        for labels, m in counted:
-            yield from _histogram(f"stretto_{name}", labels, m[key])
+        yield from histogram(f"stretto_{name}", text, [(label, getattr(m, key)) for label, m in counted])
     yield from llama_lines([one for *_, one in engines], state.scrapes)
+    yield from vllm_lines(
+        [(slot.name, one) for _, slot, one in engines if slot.generates],
+        {s.name: (s.llm.metrics, len(s.llm.cells)) for _, s in names if isinstance(s.llm, LLM)},
+    )
+    for name, kind, text, value in process_facts():
+        yield from metric(name, kind, text, [({}, value)])
     for kind in ("free", "used"):
-        yield from _metric(
+        yield from metric(
             f"stretto_cells_{kind}",
             "gauge",
             f"cells {kind}",
@@ -151,30 +167,4 @@ def _tasks(slots: list[Slot]) -> Iterator[str]:
             for slot in slots
             for verb, value in sorted(getattr(slot, values).items())
         ]
-        yield from _metric(name, "counter", text, found)
-
-
-def _metric(name: str, kind: str, text: str, values: list[tuple[dict[str, str], float]]) -> Iterator[str]:
-    if values:
-        yield f"# HELP {name} {text}"
-        yield f"# TYPE {name} {kind}"
-        for labels, value in values:
-            yield f"{name}{_labels(labels)} {value}"
-
-
-def _histogram(name: str, labels: dict[str, str], data: dict[str, Any]) -> Iterator[str]:
-    count = 0
-    for bound, n in zip((*data["bounds"], "+Inf"), data["counts"], strict=True):
-        count += n
-        yield f"{name}_bucket{_labels({**labels, 'le': str(bound)})} {count}"
-    yield f"{name}_sum{_labels(labels)} {data['total']}"
-    yield f"{name}_count{_labels(labels)} {count}"
-
-
-def _labels(labels: dict[str, str]) -> str:
-    def escaped(text: str) -> str:
-        return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-    return (
-        "{" + ",".join(f'{key}="{escaped(value)}"' for key, value in labels.items()) + "}" if labels else ""
-    )
+        yield from metric(name, "counter", text, found)

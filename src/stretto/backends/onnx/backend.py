@@ -21,7 +21,7 @@ from stretto.backends.onnx.packing import Packing
 from stretto.backends.onnx.plan import Chain, check_exact, plan
 from stretto.backends.onnx.pool import HeadPool, Pool
 from stretto.backends.onnx.spec import DecoderSpec
-from stretto.backends.onnx_session import OnnxSession
+from stretto.backends.onnx_session import INDEXED, OnnxSession
 from stretto.errors import Unsupported
 from stretto.sampling.sampler import choose
 
@@ -44,7 +44,7 @@ class PoolBackend(NoSlots):
         self.spec = decoder.spec
         self.pool = pool
         self.n_cells = pool.n_cells
-        self.active_threads = threads
+        self.active_threads = 1 if session.device.partition(":")[0] in INDEXED else threads  # of the CPU
         self.cell_bytes = pool.cell_bytes
         self.cell_layout = f"onnx {pool.dtype.name}, {_layout(pool.planes)}"
 
