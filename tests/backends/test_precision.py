@@ -269,7 +269,7 @@ def test_what_a_model_has(small):
 
 @pytest.mark.parametrize("precision", ["exact", "", None, 16])
 def test_a_precision_that_there_is_not(small, precision):
-    with pytest.raises(InvalidRequest, match="precision must be one of 'standard', 'high', not"):
+    with pytest.raises(InvalidRequest, match="precision must be 'standard' or 'high', not"):
         stretto.load(small.path, precision=precision)
 
 

@@ -197,7 +197,7 @@ def test_an_error_in_a_recurrent_layer_shows(name, changes, monkeypatch):
         source = source.replace(piece, planted)
     mutant = types.ModuleType("mutant")
     exec(compile(source, "mutant", "exec"), mutant.__dict__)
-    monkeypatch.setattr(reference, "recurrent", mutant)
+    monkeypatch.setattr(reference, "mixers", mutant)
     with np.errstate(all="ignore"):
         assert shows(backend_with_slots(name), name)
 
