@@ -1,8 +1,8 @@
-"""Which files of src/stretto a request enters, and by how many calls: docs/explanation/architecture.md follows them.
+"""Which files of src/stretto a request enters, and by how many calls (docs/explanation/architecture.md).
 
-python scripts/trace_request.py                  two tokens by `llm.generate`, and a chat request to the server
-python scripts/trace_request.py --list           the files too, in the order in which they are entered
-python scripts/trace_request.py --model m.gguf   another model than smollm2
+python scripts/trace_request.py                 two tokens by `llm.generate`, and a chat request to the server
+python scripts/trace_request.py --list          the files too, in the order in which they are entered
+python scripts/trace_request.py --model m.gguf  another model than smollm2
 """
 
 import argparse
