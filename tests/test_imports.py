@@ -92,6 +92,7 @@ ALLOWED = {
         "Limits",
         "Result",
         "Token",
+        "engine.combinations",
         "engine.metrics",
         "engine.params",  # checks the operator's defaults
         "engine.request",  # how far a call is

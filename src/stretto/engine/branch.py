@@ -73,7 +73,7 @@ NAMES = tuple(field.name for field in fields(Branching))
 
 
 def branching(options: Mapping[str, Any]) -> tuple[Branching, dict[str, Any]]:
-    """What of some options says how to branch, and the rest of them."""
+    """What of some options says how to branch, and the rest of them; pairs without a meaning are refused."""
     check_combinations(options)
     found = Branching(**{name: options[name] for name in NAMES if name in options})
     return found, {name: value for name, value in options.items() if name not in NAMES}

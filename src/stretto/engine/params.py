@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.engine.adapters import Parts, adapter_parts
-from stretto.engine.combinations import check_combinations
 from stretto.engine.repeats import RepeatGuard
 from stretto.engine.types import Token
 from stretto.errors import InvalidRequest
@@ -158,7 +157,7 @@ def _same_again(**options: Any) -> SamplingParams:
 
 
 def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
-    """Check the options of a request."""
+    """Check the options of a request, one by one; `check_combinations` says which exclude each other."""
     if "template" in options:
         raise InvalidRequest(
             "template is for chat: a prompt of generate is not rendered; chat_prompt takes its arguments",
@@ -167,7 +166,6 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
         )
     _known(options, NAMES)
     _check_single(options)
-    check_combinations(options)
     for name, value in options.items():
         if name not in SAMPLING_NAMES:  # SamplingParams checks those
             BY_NAME[name].check(value)

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike
 
-from stretto.engine.combinations import check_parallel
+from stretto.engine.combinations import check_combinations, check_parallel
 from stretto.engine.params import Hook, RequestParams, Stop, request_params
 from stretto.errors import InvalidRequest
 from stretto.options.documenting import documented
@@ -195,6 +195,7 @@ def parallel_params(options: Mapping[str, Any], n_vocab: int) -> tuple[ParallelP
             raise InvalidRequest(unknown_name(name, NAMES), param=name)
     own = {name: value for name, value in options.items() if name in OWN}
     shared = {name: value for name, value in options.items() if name not in OWN}
+    check_combinations(shared)
     return ParallelParams(**own), request_params(shared, n_vocab)
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stretto.engine.combinations import check_combinations
 from stretto.engine.params import request_params
 from stretto.errors import InvalidRequest
 
@@ -61,6 +62,7 @@ def parse_arguments(text: str | None) -> dict[str, Any]:
 
 def check_defaults(options: Mapping[str, Any]) -> None:
     """Raise for options that no request could have."""
+    check_combinations(options)
     request_params(options, 1 << 31)
 
 
