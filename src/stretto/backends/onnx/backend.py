@@ -17,8 +17,8 @@ from stretto.backends.base import Batch, Capabilities, Decoding, FusedRun, NoSlo
 from stretto.backends.looping import batch_of, goes_on, is_interrupted, next_uniform
 from stretto.backends.onnx.calls import Caller, Presents, Tail, failure
 from stretto.backends.onnx.graph import DecoderGraph, Plane
+from stretto.backends.onnx.grouping import Chain, check_exact, group_chains
 from stretto.backends.onnx.packing import Packing
-from stretto.backends.onnx.plan import Chain, check_exact, plan
 from stretto.backends.onnx.pool import HeadPool, Pool
 from stretto.backends.onnx.spec import DecoderSpec
 from stretto.backends.onnx_session import INDEXED, OnnxSession
@@ -231,9 +231,9 @@ class OnnxBackend(PoolBackend):
     def _forward(self, batch: Batch) -> Floats:
         """`forward` of any batch."""
         self._end_tail()  # its buffers may be used for something else
-        waves = plan(batch)
+        waves = group_chains(batch)
         placement = batch.placement
-        assert placement is not None  # `plan` has asked
+        assert placement is not None  # `group_chains` has asked
         waves = [turn for wave in waves for turn in _in_turn([self._pieces(each) for each in wave])]
         for wave in waves:
             check_exact(wave, placement.table, self.graph.explicit, self.decoder.windows)

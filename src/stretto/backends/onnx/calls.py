@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from stretto.backends.base import Decoding
 from stretto.backends.onnx.graph import IDS, DecoderGraph
-from stretto.backends.onnx.plan import Chain
+from stretto.backends.onnx.grouping import Chain
 from stretto.backends.onnx.pool import HeadPool
 from stretto.backends.onnx_session import OnnxSession, import_runtime
 from stretto.errors import ModelError

@@ -18,7 +18,7 @@ from stretto.backends.base import Batch, Capabilities
 from stretto.backends.batch import Placement
 from stretto.backends.onnx.backend import PoolBackend
 from stretto.backends.onnx.graph import FLOATS, MAX_HEAD, Plane, n_rope_rows
-from stretto.backends.onnx.plan import check_plain
+from stretto.backends.onnx.grouping import check_plain
 from stretto.backends.onnx.pool import FlatPool
 from stretto.backends.onnx.spec import DecoderSpec
 from stretto.backends.onnx_session import OnnxSession

@@ -60,7 +60,7 @@ def check_plain(batch: Batch) -> Placement:
     return placement
 
 
-def plan(batch: Batch) -> list[list[Chain]]:
+def group_chains(batch: Batch) -> list[list[Chain]]:
     """The chains of a batch, in waves that are computed one after another."""
     placement = check_plain(batch)
     positions = batch.positions
