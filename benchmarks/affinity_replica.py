@@ -22,7 +22,7 @@ class Replica:
         )
         guard = create_app(settings)
         self.state = guard.state
-        lease = await guard.state.registry.lease(next(iter(guard.state.registry.slots)))
+        lease = await guard.state.registry.lease(next(iter(guard.state.registry.models)))
         lease.release()
         header = (b"x-stretto-replica", f"{self.name}:{os.getpid()}".encode())
 

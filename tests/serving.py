@@ -50,7 +50,7 @@ class Running:
         self.live = server.guard._app._app.state.live
 
     def llm(self, name="mock"):
-        return self.state.registry.slots[name].llm
+        return self.state.registry.models[name].llm
 
 
 @contextmanager

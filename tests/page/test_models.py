@@ -76,7 +76,7 @@ def server():
     """A language model, and one with every other verb."""
     openers = {"mock": mock(), "all": lambda entry: Everything()}
     with serving(lambda entry: openers[entry.name](entry), models=(f"mock={TINY}", f"all={TINY}")) as running:
-        running.state.registry.slots["all"].facts["verbs"] = Everything.verbs
+        running.state.registry.models["all"].facts["verbs"] = Everything.verbs
         yield running
 
 
@@ -174,7 +174,7 @@ def test_a_model_is_fetched_with_progress_and_served(page, server, shelf, shot):
     expect(page.get_by_label("Model", exact=True).locator("option")).to_have_text(["mock", "all", "tiny"])
     card(page, "tiny").get_by_role("button", name="Remove").click()
     expect(card(page, "tiny")).to_have_count(0)
-    assert list(server.state.registry.slots) == ["mock", "all"]
+    assert list(server.state.registry.models) == ["mock", "all"]
 
 
 def test_a_download_is_stopped(page, server, shelf):
@@ -186,7 +186,7 @@ def test_a_download_is_stopped(page, server, shelf):
     assert shelf.asked.wait(60)
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_role("status").first).to_contain_text("nothing of it is left")
-    assert list(server.state.registry.slots) == ["mock", "all"]
+    assert list(server.state.registry.models) == ["mock", "all"]
 
 
 def test_a_hostile_source_is_refused_and_stays_text(page):

@@ -44,7 +44,7 @@ def test_a_client_that_goes_away_frees_its_cells_within_a_step(stream, n):
         until(lambda: not server.llm().cache.stats().held)
         assert server.llm().metrics.steps - steps <= 2
         assert server.llm().metrics.finished == {"cancelled": n}
-        assert server.state.registry.slots["mock"].users == 0
+        assert server.state.registry.models["mock"].users == 0
 
 
 def test_a_client_that_goes_away_while_it_waits_is_forgotten():

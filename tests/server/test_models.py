@@ -57,7 +57,7 @@ def test_a_model_is_loaded_and_unloaded_on_demand():
         assert (loaded["model"]["loaded"], loaded["model"]["users"]) == (True, 0)
         assert loaded["memory"]["loaded"] == loaded["model"]["need"]
         assert web.post("/stretto/models/load", json={"model": "mock"}).status_code == 200
-        assert running.state.registry.slots["mock"].loads == 1
+        assert running.state.registry.models["mock"].loads == 1
         unloaded = web.post("/stretto/models/unload", json={"model": "mock"}).json()
         assert (unloaded["model"]["loaded"], unloaded["memory"]["loaded"]) == (False, 0)
         assert running.llm() is None
@@ -126,7 +126,7 @@ def test_one_model_is_fetched_at_a_time_and_leaving_ends_it(shelf, store_home):
             second = httpx.post(f"{running.url}/stretto/models/pull", json={"source": "tiny", "name": "b"})
             assert (second.status_code, second.json()["error"]["code"]) == (429, "busy")
         until(lambda: running.state.pull is None)
-        assert list(running.state.registry.slots) == ["mock"]
+        assert list(running.state.registry.models) == ["mock"]
         assert list((store_home / "models").iterdir()) == list((store_home / "staging").iterdir()) == []
 
 
@@ -167,7 +167,7 @@ def test_a_model_that_was_added_can_be_removed_and_others_cannot(shelf, store_ho
         events_of(web, source="tiny")
         web.post("/stretto/models/load", json={"model": "tiny"})
         assert web.post("/stretto/models/remove", json={"model": "tiny"}).json()["memory"]["loaded"] == 0
-        assert list(running.state.registry.slots) == ["mock"]
+        assert list(running.state.registry.models) == ["mock"]
         assert (store_home / "models" / "tiny").is_dir()
         assert web.post("/stretto/models/remove", json={"model": "mock"}).status_code == 409
         assert web.post("/v1/completions", json={"model": "tiny", "prompt": "a"}).status_code == 404
@@ -193,7 +193,7 @@ def test_a_model_is_served_once_more_by_another_backend(monkeypatch):
         body = {"model": "real", "name": "slow", "backend": "reference"}
         made = web.post("/stretto/models/copy", json=body).json()["model"]
         assert (made["name"], made["backend"], made["added"]) == ("slow", "reference", True)
-        slot = running.state.registry.slots["slow"]
+        slot = running.state.registry.models["slow"]
         assert (slot.entry.source, slot.entry.backend) == (str(TINY), "reference")
         for name in ("real", "slow"):
             web.post("/stretto/models/load", json={"model": name})
@@ -238,16 +238,16 @@ def test_an_added_model_has_to_fit_and_leaves_readers_of_the_table_alone():
     async def run():
         settings = Settings((ModelEntry("a", str(TINY)),), memory=100_000_000, cells=64)
         registry = Registry(settings, lambda entry: mock_llm("x"))
-        before = registry.slots
+        before = registry.models
         slot = await registry.add(ModelEntry("b", str(TINY)))
-        assert (list(before), list(registry.slots)) == (["a"], ["a", "b"])
+        assert (list(before), list(registry.models)) == (["a"], ["a", "b"])
         assert await registry.add(ModelEntry("b", str(TINY))) is slot
         with pytest.raises(ApiError, match="is the name of another model"):
             await registry.add(ModelEntry("b", "other.gguf"))
         registry.limit = 1000
         with pytest.raises(InvalidRequest, match="c cannot fit"):
             await registry.add(ModelEntry("c", str(TINY)))
-        assert list(registry.slots) == ["a", "b"]
+        assert list(registry.models) == ["a", "b"]
 
     asyncio.run(run())
 

@@ -146,7 +146,7 @@ def test_a_model_is_pulled_with_progress(client, server, monkeypatch):
     with pytest.raises(ollama.ResponseError, match="no model"):
         client.pull("nothing-of-that-name")
     client.delete("smollm2")
-    assert "smollm2" not in server.state.registry.slots
+    assert "smollm2" not in server.state.registry.models
 
 
 def test_embeddings_of_both_forms(smollm2_path):

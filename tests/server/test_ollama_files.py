@@ -74,7 +74,7 @@ def test_weights_are_quantised(web):
     assert "lose twice" in twice.json()["error"]
     assert "allow_requantize" not in twice.json()["error"]  # no field of this endpoint
     assert {model.name for model in hub.models()} == {"small", "other"}
-    assert list(web.server.state.registry.slots) == ["mock", "small", "other"]
+    assert list(web.server.state.registry.models) == ["mock", "small", "other"]
 
 
 def test_weights_replace_an_older_model_of_their_name(web):
@@ -121,7 +121,7 @@ def test_a_client_that_leaves_while_a_model_is_made_leaves_none(web, monkeypatch
     goes_on.set()
     until(lambda: web.server.state.pull is None)
     assert hub.models() == []
-    assert list(web.server.state.registry.slots) == ["mock"]
+    assert list(web.server.state.registry.models) == ["mock"]
 
 
 def test_a_modelfile_may_name_a_file(web):

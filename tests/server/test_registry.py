@@ -10,8 +10,8 @@ from stretto.hardware.gpus import CudaDevice
 from stretto.server import registry as registry_module
 from stretto.server.errors import ApiError
 from stretto.server.registry import Registry
+from stretto.server.served_model import WORKING_BYTES
 from stretto.server.settings import ModelEntry, Settings
-from stretto.server.slots import WORKING_BYTES
 from stretto.testing import mock_llm
 from stretto.weights.gguf import GGUF
 from stretto.weights.memory import memory
@@ -30,7 +30,7 @@ def need():
 
 
 def loaded(registry):
-    return [name for name, slot in registry.slots.items() if slot.llm is not None]
+    return [name for name, slot in registry.models.items() if slot.llm is not None]
 
 
 async def use(registry, name):
@@ -58,7 +58,7 @@ def test_models_are_loaded_on_first_use_and_the_oldest_goes():
         assert (loaded(registry), closed) == (["a", "c"], ["b"])
         await use(registry, "b")
         assert (loaded(registry), closed) == (["b", "c"], ["b", "a"])
-        assert registry.slots["b"].loads == 2
+        assert registry.models["b"].loads == 2
         assert registry.loaded_bytes == 2 * need()
         await registry.close()
         assert sorted(closed) == ["a", "b", "b", "c"]
@@ -149,9 +149,9 @@ def test_whoever_stops_waiting_leaves_nothing_behind():
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         with await registry.lease("a"):
-            assert registry.slots["a"].loads == 1
-            assert registry.slots["a"].users == 1
-        assert registry.slots["a"].users == 0
+            assert registry.models["a"].loads == 1
+            assert registry.models["a"].users == 1
+        assert registry.models["a"].users == 0
         await registry.close()
 
     asyncio.run(run())
@@ -159,7 +159,7 @@ def test_whoever_stops_waiting_leaves_nothing_behind():
 
 def test_one_server_serves_several_models():
     with visiting(endless(0), models=(f"one={TINY}", f"two={TINY}")) as (server, web):
-        assert [slot.llm for slot in server.state.registry.slots.values()] == [None, None]
+        assert [slot.llm for slot in server.state.registry.models.values()] == [None, None]
         for name in ("one", "two", "one"):
             body = {"model": name, "prompt": "a", "max_tokens": 2}
             assert web.post("/v1/completions", json=body).json()["model"] == name
@@ -249,7 +249,7 @@ def test_a_model_is_loaded_with_the_template_that_is_given(monkeypatch, tmp_path
         registry = Registry(Settings((one, two)))
         await use(registry, "org/a")
         await use(registry, "b")
-        assert registry.slots["org/a"].facts["template"] == "{{ messages }}"
+        assert registry.models["org/a"].facts["template"] == "{{ messages }}"
         await registry.close()
 
     monkeypatch.setattr("stretto.server.registry.load", load)

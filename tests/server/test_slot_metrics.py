@@ -10,15 +10,15 @@ from stretto import Limits
 from stretto.llm.encoder import Encoder
 from stretto.server.llama_metrics import Scrapes
 from stretto.server.metrics import render
+from stretto.server.served_model import ServedModel
 from stretto.server.settings import ModelEntry
-from stretto.server.slots import Slot
 from stretto.testing import byte_tokenizer, mock_llm
 from tiny_encoders import native
 
 
 def state_with(llm):
-    model = Slot(ModelEntry("m", "m"), Path("m"), 0, {"verbs": llm.verbs}, llm=llm, loads=1)
-    registry = SimpleNamespace(slots={"m": model}, loaded_bytes=0, limit=0)
+    model = ServedModel(ModelEntry("m", "m"), Path("m"), 0, {"verbs": llm.verbs}, llm=llm, loads=1)
+    registry = SimpleNamespace(models={"m": model}, loaded_bytes=0, limit=0)
     traffic = SimpleNamespace(answered={}, active=0)
     return SimpleNamespace(registry=registry, traffic=traffic, labels={}, scrapes=Scrapes())
 
@@ -50,7 +50,7 @@ def value(text, name):
 def test_counters_outlive_an_unloaded_model():
     with mock_llm("abc") as llm, mock_llm("abc") as again:
         state = state_with(llm)
-        slot = state.registry.slots["m"]
+        slot = state.registry.models["m"]
         llm.generate("x", max_tokens=3)
         before = render(state)
         slot.unloaded()

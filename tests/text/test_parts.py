@@ -3,8 +3,8 @@
 import pytest
 
 from stretto.errors import InvalidRequest, ModelError
+from stretto.server.served_model import slot_of
 from stretto.server.settings import ModelEntry, Settings
-from stretto.server.slots import slot_of
 from stretto.testing import mock_llm
 from stretto.text.parts import with_known_parts
 from stretto.vision import Image

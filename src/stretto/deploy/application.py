@@ -215,10 +215,10 @@ class Replica:
         return await asyncio.to_thread(self._pressure)
 
     def _pressure(self) -> dict[str, float]:
-        slot = None if self.state is None else self.state.registry.slots[self.settings.entry.name]
-        if slot is None or not isinstance(slot.llm, LLM):
+        served = None if self.state is None else self.state.registry.models[self.settings.entry.name]
+        if served is None or not isinstance(served.llm, LLM):
             return {REQUESTS: 0.0, CELLS: 0.0}
-        metrics, stats = slot.llm.metrics, slot.llm.cache.stats()
+        metrics, stats = served.llm.metrics, served.llm.cache.stats()
         return {REQUESTS: float(metrics.running + metrics.waiting), CELLS: stats.held / stats.cells}
 
 

@@ -135,26 +135,26 @@ def report(state: State, max_keys: int = MAX_KEYS) -> Report:
     - `salted`: whether API keys share no prefixes, so that seeds have tenants
     - `models`: the file of each model that generates text, and its size
     """
-    slots = [slot for slot in state.registry.slots.values() if isinstance(slot.llm, LLM)]
+    models = [served for served in state.registry.models.values() if isinstance(served.llm, LLM)]
     figures = {"running": 0, "waiting": 0}
     tenants = _tenants(state)
     held: list[tuple[bytes, Held]] = []
-    for slot in slots:
-        llm = slot.llm
+    for served in models:
+        llm = served.llm
         if not isinstance(llm, LLM):
             continue  # unloaded meanwhile
         figures["running"] += llm.metrics.running
         figures["waiting"] += llm.metrics.waiting
         for one in llm.cache.held():
             if (tenant := tenants.get(one.salt or "")) is not None:
-                held.append((seed(slot.name, one.adapter or "", tenant), one))
+                held.append((seed(served.name, one.adapter or "", tenant), one))
     memo = _memos.setdefault(state, _Memo())
     return {
         **figures,
         "keys": packed(bounded(memo.chains(held), max_keys)),
         "saved": packed(saved_keys(state.responses, max_keys)),
         "salted": len(tenants) > 1,
-        "models": {slot.name: (str(slot.path), slot.facts["file_bytes"]) for slot in slots},
+        "models": {served.name: (str(served.path), served.facts["file_bytes"]) for served in models},
     }
 
 

@@ -10,8 +10,8 @@ from stretto.errors import InvalidRequest
 from stretto.server.errors import ApiError
 from stretto.server.registry import Lease
 from stretto.server.schema_base import NumberedAdapter
+from stretto.server.served_model import ServedModel
 from stretto.server.settings import ModelEntry
-from stretto.server.slots import Slot
 
 
 def with_adapters(entries: Sequence[ModelEntry], given: Sequence[str]) -> tuple[ModelEntry, ...]:
@@ -38,14 +38,14 @@ def choose_adapter(options: dict[str, Any], lease: Lease) -> None:
 
     Adapters by number become names. A request that says nothing gets those of `POST /lora-adapters`.
     """
-    given, slot = options.get("adapter"), lease.slot
+    given, served = options.get("adapter"), lease.model
     if isinstance(given, list):
         options.pop("adapter")
-        if mixed := numbered(given, slot):
+        if mixed := numbered(given, served):
             options["adapter"] = mixed
     if lease.adapter is None:
-        if given is None and slot.scales:
-            options["adapter"] = dict(slot.scales)
+        if given is None and served.scales:
+            options["adapter"] = dict(served.scales)
         return
     if given is not None:
         raise ApiError(
@@ -56,12 +56,12 @@ def choose_adapter(options: dict[str, Any], lease: Lease) -> None:
     options["adapter"] = lease.adapter
 
 
-def numbered(given: Sequence[NumberedAdapter], slot: Slot) -> dict[str, float]:
+def numbered(given: Sequence[NumberedAdapter], served: ServedModel) -> dict[str, float]:
     """Names with scales, of adapters that were named by their numbers; those of scale 0 are left out."""
-    names = [name for name, _ in slot.entry.adapters]
+    names = [name for name, _ in served.entry.adapters]
     for one in given:
         if one.id >= len(names):
             raise ApiError(
-                400, f"{slot.name} has {len(names)} adapters, and none of the number {one.id}", param="lora"
+                400, f"{served.name} has {len(names)} adapters, and none of the number {one.id}", param="lora"
             )
     return {names[one.id]: one.scale for one in given if one.scale}

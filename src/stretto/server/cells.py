@@ -31,7 +31,7 @@ from stretto.server.errors import ApiError, Json
 from stretto.server.open_response import event
 from stretto.server.running import owned
 from stretto.server.schema_base import ModelName
-from stretto.server.slots import Slot
+from stretto.server.served_model import ServedModel
 from stretto.server.state import State, state_of
 
 router = APIRouter(tags=["Stretto"])
@@ -101,9 +101,9 @@ class Shown:
 class CellEvents:
     """The cells of a model, loaded or not, as events: `look` while somebody watches, then `news` for each."""
 
-    def __init__(self, state: State, slot: Slot) -> None:
+    def __init__(self, state: State, served: ServedModel) -> None:
         self._state = state
-        self._slot = slot
+        self._served = served
         self._llm: LLM | None = None
         self._copied: TableCopy | None = None
         self._shown: dict[Caller, Shown] = {}
@@ -111,7 +111,7 @@ class CellEvents:
     async def look(self, callers: Iterable[Caller]) -> float:
         """See what has changed, for these callers; returns the CPU time of all of it."""
         last, spent = self._copied, 0.0
-        llm = self._slot.llm if isinstance(self._slot.llm, LLM) else None
+        llm = self._served.llm if isinstance(self._served.llm, LLM) else None
         if llm is not self._llm:
             self._llm, last = llm, None
         self._copied = None
@@ -131,7 +131,7 @@ class CellEvents:
         last = self._shown.get(caller)
         if last is not None and last.copied is copied and last.mine == mine:
             return last, 0.0
-        name = self._slot.name
+        name = self._served.name
         text, seconds = await _read(
             self._state, lambda: event({"cells": frame(name, copied, mine, caller.admin)})
         )

@@ -59,7 +59,7 @@ async def embedded(generation: Generation, texts: list[Any], how: Vectors) -> tu
             generation, "embed", texts, lambda model, texts: model.embed(texts, normalize=how.normalize)
         )
         return how.cut(np.asarray(made, np.float32)), 0
-    with generation.lease.slot.counted("embed", len(texts)):
+    with generation.lease.model.counted("embed", len(texts)):
         vectors, n_tokens = await _batches(generation, model, texts, how)
     return how.cut(vectors), n_tokens
 

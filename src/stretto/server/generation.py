@@ -233,7 +233,7 @@ class Generation:
     @property
     def model(self) -> str:
         """The name of its model."""
-        return self.lease.slot.name
+        return self.lease.model.name
 
     @property
     def progress(self) -> Progress:

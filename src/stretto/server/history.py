@@ -45,7 +45,7 @@ def columns(state: State, watched: Iterable[Watched] = ()) -> dict[str, Any]:
     first = last - HISTORY_SECONDS
     offset = time.time() - time.perf_counter()
     found: dict[str, Column] = {"time": np.arange(first, last, dtype=np.float64) + round(offset)}
-    found |= _engine_columns([second for slot in _histories(state) for second in slot], first)
+    found |= _engine_columns([second for past in _histories(state) for second in past], first)
     found |= _answer_columns(state.traffic.answers.seconds, first)
     for sample in watched:
         if 0 <= (at := sample.second - first) < HISTORY_SECONDS:
@@ -56,10 +56,10 @@ def columns(state: State, watched: Iterable[Watched] = ()) -> dict[str, Any]:
 
 
 def _histories(state: State) -> Iterable[list[Second]]:
-    for slot in state.registry.slots.values():
-        yield slot.past
-        if isinstance(slot.llm, LLM):
-            yield slot.llm.history.seconds()
+    for served in state.registry.models.values():
+        yield served.past
+        if isinstance(served.llm, LLM):
+            yield served.llm.history.seconds()
 
 
 def _engine_columns(seconds: list[Second], first: int) -> dict[str, Column]:

@@ -80,7 +80,7 @@ async def _vectors(generation: Generation, texts: list[Any], body: NativeEmbeddi
             param="input",
             code="invalid_value",
         )
-    with generation.lease.slot.counted("embed", len(texts)):
+    with generation.lease.model.counted("embed", len(texts)):
         return list(await model.atoken_vectors(ids))
 
 

@@ -16,7 +16,7 @@ from stretto.server.adapters import numbered
 from stretto.server.callers import require_admin
 from stretto.server.errors import ApiError, Json
 from stretto.server.schema_base import Body, Name, NumberedAdapters, fail_fast
-from stretto.server.slots import Slot
+from stretto.server.served_model import ServedModel
 from stretto.server.state import State, state_of
 
 router = APIRouter(tags=["llama-server"])
@@ -46,10 +46,10 @@ async def load(body: NamedModel, request: Request) -> Response:
     """Start to load a model; `status` in `/models` says when it is loaded. For administrators."""
     require_admin(request)
     state = state_of(request)
-    slot = state.registry.find(body.model)
-    if slot.llm is not None:
-        raise ApiError(400, f"{slot.name} is loaded", param="model", code="invalid_value")
-    task = asyncio.create_task(_load(state, slot.name))
+    served = state.registry.find(body.model)
+    if served.llm is not None:
+        raise ApiError(400, f"{served.name} is loaded", param="model", code="invalid_value")
+    task = asyncio.create_task(_load(state, served.name))
     _loading.add(task)
     task.add_done_callback(_loading.discard)
     await asyncio.sleep(0)  # it has begun
@@ -61,22 +61,22 @@ async def unload(body: NamedModel, request: Request) -> Response:
     """Unload a model that is not in use. For administrators."""
     require_admin(request)
     registry = state_of(request).registry
-    slot = registry.find(body.model)
-    if slot.llm is None and slot.loading is None:
-        raise ApiError(400, f"{slot.name} is not loaded", param="model", code="invalid_value")
-    if not await registry.unload(slot.name):
-        raise ApiError(409, f"{slot.name} is in use", param="model", code="in_use")
+    served = registry.find(body.model)
+    if served.llm is None and served.loading is None:
+        raise ApiError(400, f"{served.name} is not loaded", param="model", code="invalid_value")
+    if not await registry.unload(served.name):
+        raise ApiError(409, f"{served.name} is in use", param="model", code="in_use")
     return Json({"success": True})
 
 
 @router.get("/lora-adapters")
 async def adapters(request: Request) -> Response:
     """The adapters of the first model, and the scales that requests without `lora` get."""
-    slot = _first(state_of(request))
+    served = _first(state_of(request))
     return Json(
         [
-            {"id": number, "name": name, "path": Path(path).name, "scale": slot.scales.get(name, 0.0)}
-            for number, (name, path) in enumerate(slot.entry.adapters)
+            {"id": number, "name": name, "path": Path(path).name, "scale": served.scales.get(name, 0.0)}
+            for number, (name, path) in enumerate(served.entry.adapters)
         ]
     )
 
@@ -85,12 +85,12 @@ async def adapters(request: Request) -> Response:
 async def scale_adapters(body: AdapterScales, request: Request) -> Response:
     """Set the adapters of requests without `lora` to the first model, for administrators; others get 0."""
     require_admin(request)
-    slot = _first(state_of(request))
-    slot.scales = numbered(body.root, slot)
+    served = _first(state_of(request))
+    served.scales = numbered(body.root, served)
     return Json({"success": True})
 
 
-def _first(state: State) -> Slot:
+def _first(state: State) -> ServedModel:
     return state.registry.find(state.registry.first("generate"))
 
 

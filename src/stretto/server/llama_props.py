@@ -11,8 +11,8 @@ from stretto.llm import LLM
 from stretto.server.errors import Json
 from stretto.server.llama_answers import settings_of
 from stretto.server.llama_schemas import NativeSampling
+from stretto.server.served_model import ServedModel, context_of
 from stretto.server.shapes import FINGERPRINT
-from stretto.server.slots import Slot, context_of
 from stretto.server.state import State, state_of
 
 router = APIRouter(tags=["llama-server"])
@@ -26,22 +26,22 @@ OptionalName = Annotated[
 async def props(request: Request, model: OptionalName = None) -> Response:
     """Properties of a model, as llama-server names them; it need not be loaded."""
     state = state_of(request)
-    slot = _slot(state, model)
+    served = _served(state, model)
     defaults = dict(state.settings.defaults)
     params = settings_of(NativeSampling.model_validate({}), defaults, frozenset())
     params["seed"] = defaults.get("seed", -1)
     facts = {
-        "default_generation_settings": {"n_ctx": context_of(slot, state.settings), "params": params},
+        "default_generation_settings": {"n_ctx": context_of(served, state.settings), "params": params},
         "total_slots": state.settings.max_running,
-        "model_alias": slot.name,
-        "model_path": slot.path.name,
-        "modalities": {"vision": slot.facts["vision"], "audio": False},
-        "chat_template": slot.facts["template"],
+        "model_alias": served.name,
+        "model_path": served.path.name,
+        "modalities": {"vision": served.facts["vision"], "audio": False},
+        "chat_template": served.facts["template"],
         "build_info": FINGERPRINT,
-        "is_sleeping": slot.llm is None,
+        "is_sleeping": served.llm is None,
     }
-    if isinstance(slot.llm, LLM):
-        tokenizer = slot.llm.tokenizer
+    if isinstance(served.llm, LLM):
+        tokenizer = served.llm.tokenizer
         for name, token in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id)):
             facts[name] = "" if token is None else tokenizer.spelled(token)
     return Json(facts)
@@ -51,9 +51,9 @@ async def props(request: Request, model: OptionalName = None) -> Response:
 async def slots(request: Request, model: OptionalName = None) -> Response:
     """Room for requests that run at once; as many entries are processing as requests of the model run."""
     state = state_of(request)
-    slot = _slot(state, model)
-    n_running = sum(generation.model == slot.name for generation in state.generations)
-    context = context_of(slot, state.settings)
+    served = _served(state, model)
+    n_running = sum(generation.model == served.name for generation in state.generations)
+    context = context_of(served, state.settings)
     entries: list[dict[str, Any]] = [
         {"id": number, "n_ctx": context, "speculative": False, "is_processing": number < n_running}
         for number in range(state.settings.max_running)
@@ -61,5 +61,5 @@ async def slots(request: Request, model: OptionalName = None) -> Response:
     return Json(entries)
 
 
-def _slot(state: State, name: str | None) -> Slot:
+def _served(state: State, name: str | None) -> ServedModel:
     return state.registry.find(name or state.registry.first("generate"))

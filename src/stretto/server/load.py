@@ -16,7 +16,7 @@ from stretto.engine.metrics import NO_COUNTS, Counts
 from stretto.hardware.limits import memory
 from stretto.llm import LLM
 from stretto.server.history import quantiles
-from stretto.server.slots import Slot
+from stretto.server.served_model import ServedModel
 from stretto.server.state import State
 from stretto.server.usage import cpu_seconds, resident
 
@@ -50,8 +50,11 @@ class Load:
         self._samples.append(now)
         seconds = max(1e-3, now.time - before.time)
         last, window = _changes(now, before), _changes(now, oldest)
-        slots = self._state.registry.slots
-        models = {name: _model(slot, last.get(name, NO_COUNTS), seconds) for name, slot in slots.items()}
+        registry = self._state.registry
+        models = {
+            name: _model(served, last.get(name, NO_COUNTS), seconds)
+            for name, served in registry.models.items()
+        }
         loaded = [facts for facts in models.values() if facts["loaded"]]
         return {
             "time": round(time.time(), 3),
@@ -68,8 +71,8 @@ class Load:
         }
 
     def _sample(self) -> Sample:
-        slots, answers = self._state.registry.slots, self._state.traffic.answers
-        counts = {n: s.llm.metrics.counts() for n, s in slots.items() if isinstance(s.llm, LLM)}
+        models, answers = self._state.registry.models, self._state.traffic.answers
+        counts = {n: s.llm.metrics.counts() for n, s in models.items() if isinstance(s.llm, LLM)}
         return Sample(time.perf_counter(), counts, cpu_seconds(), (answers.n_4xx, answers.n_5xx))
 
     def _memory(self) -> dict[str, int | None]:
@@ -111,10 +114,10 @@ def _sum(counts: dict[str, Counts]) -> Counts:
     return total
 
 
-def _model(slot: Slot, counts: Counts, seconds: float) -> dict[str, Any]:
-    facts: dict[str, Any] = {"loaded": slot.llm is not None, "loading": slot.loading is not None}
-    facts |= {"users": slot.users, "running": 0, "waiting": slot.waiting}
-    llm = slot.llm
+def _model(served: ServedModel, counts: Counts, seconds: float) -> dict[str, Any]:
+    facts: dict[str, Any] = {"loaded": served.llm is not None, "loading": served.loading is not None}
+    facts |= {"users": served.users, "running": 0, "waiting": served.waiting}
+    llm = served.llm
     if isinstance(llm, LLM):
         metrics = llm.metrics
         facts |= {"running": metrics.running, "waiting": metrics.waiting, **rates(counts, seconds)}

@@ -27,7 +27,7 @@ from stretto.server import sockets
 from stretto.server.callers import Caller
 from stretto.server.errors import ApiError
 from stretto.server.registry import Lease
-from stretto.server.slots import Slot
+from stretto.server.served_model import ServedModel
 from stretto.server.state import State
 from stretto.server.usage import resident
 
@@ -55,14 +55,14 @@ class LocalSocket:
         self.n_answered = 0
         self._started = time.time()
         # From what each model will be, or was, loaded: a file that is replaced later is another one.
-        self._loading = {name: self._described(slot) for name, slot in state.registry.slots.items()}
+        self._loading = {name: self._described(served) for name, served in state.registry.models.items()}
         self._path, self._listening = _listen()
 
-    def _described(self, slot: Slot) -> dict[str, Any] | None:
-        entry, settings = slot.entry, self._state.settings
-        if not slot.generates or slot.is_task or entry.template or entry.vision or entry.adapters:
+    def _described(self, served: ServedModel) -> dict[str, Any] | None:
+        entry, settings = served.entry, self._state.settings
+        if not served.generates or served.is_task or entry.template or entry.vision or entry.adapters:
             return None
-        return sockets.loading(slot.path, **settings.loading(entry), repack=settings.repack)
+        return sockets.loading(served.path, **settings.loading(entry), repack=settings.repack)
 
     async def serve(self) -> None:
         """Begin to answer."""
@@ -109,12 +109,12 @@ class LocalSocket:
         registry, traffic = self._state.registry, self._state.traffic
         models = [
             {
-                "name": slot.name,
-                "loaded": slot.llm is not None,
-                "bytes": slot.need,
-                "loading": None if slot.added else self._loading.get(slot.name),
+                "name": served.name,
+                "loaded": served.llm is not None,
+                "bytes": served.need,
+                "loading": None if served.added else self._loading.get(served.name),
             }
-            for slot in registry.slots.values()
+            for served in registry.models.values()
         ]
         return {
             "protocol": sockets.PROTOCOL,
@@ -258,7 +258,7 @@ class _Generation:
 
     def __init__(self, stream: Any, lease: Lease, name: str) -> None:
         self._stream = stream
-        self.id, self.path, self.model = name, PATH, lease.slot.name
+        self.id, self.path, self.model = name, PATH, lease.model.name
         self.caller, self.since, self.n_images = Caller(admin=True), time.monotonic(), 0
 
     @property

@@ -9,7 +9,7 @@ from stretto.llm import LLM
 from stretto.llm.base import EngineModel
 from stretto.server.llama_metrics import llama_lines
 from stretto.server.samples import histogram, metric, written
-from stretto.server.slots import Slot
+from stretto.server.served_model import ServedModel
 from stretto.server.state import State
 from stretto.server.usage import process_facts
 from stretto.server.vllm_metrics import vllm_lines
@@ -80,8 +80,8 @@ def _lines(state: State) -> Iterator[str]:
         ],
     )
     yield from metric("stretto_http_active", "gauge", "requests under way", [({}, traffic.active)])
-    slots = list(registry.slots.values())
-    names = [({"model": slot.name}, slot) for slot in slots]
+    models = list(registry.models.values())
+    names = [({"model": served.name}, served) for served in models]
     yield from metric(
         "stretto_model_loaded",
         "gauge",
@@ -95,9 +95,9 @@ def _lines(state: State) -> Iterator[str]:
         "stretto_models_bytes", "gauge", "what the loaded models take", [({}, registry.loaded_bytes)]
     )
     yield from metric("stretto_models_limit_bytes", "gauge", "what they may take", [({}, registry.limit)])
-    yield from _tasks(slots)
-    engines = [(label, slot, one) for label, slot in names if (one := slot.metrics) is not None]
-    counted = [(label, one) for label, slot, one in engines if slot.generates]
+    yield from _tasks(models)
+    engines = [(label, served, one) for label, served in names if (one := served.metrics) is not None]
+    counted = [(label, one) for label, served, one in engines if served.generates]
     computing = [(label, s.llm.metrics) for label, s in names if isinstance(s.llm, EngineModel)]
     loaded = [(label, s.llm.metrics, s.llm) for label, s in names if isinstance(s.llm, LLM)]
     for name, text in COUNTERS.items():
@@ -142,7 +142,7 @@ def _lines(state: State) -> Iterator[str]:
         yield from histogram(f"stretto_{name}", text, [(label, getattr(m, key)) for label, m in counted])
     yield from llama_lines([one for *_, one in engines], state.scrapes)
     yield from vllm_lines(
-        [(slot.name, one) for _, slot, one in engines if slot.generates],
+        [(served.name, one) for _, served, one in engines if served.generates],
         {s.name: (s.llm.metrics, len(s.llm.cells)) for _, s in names if isinstance(s.llm, LLM)},
     )
     for name, kind, text, value in process_facts():
@@ -156,15 +156,15 @@ def _lines(state: State) -> Iterator[str]:
         )
 
 
-def _tasks(slots: list[Slot]) -> Iterator[str]:
+def _tasks(models: list[ServedModel]) -> Iterator[str]:
     """The work of models that do not generate, by verb."""
     for name, text, values in (
         ("stretto_task_inputs_total", "inputs of verbs that do not generate", "done"),
         ("stretto_task_seconds_total", "seconds of computing them", "seconds"),
     ):
         found = [
-            ({"model": slot.name, "verb": verb}, value)
-            for slot in slots
-            for verb, value in sorted(getattr(slot, values).items())
+            ({"model": served.name, "verb": verb}, value)
+            for served in models
+            for verb, value in sorted(getattr(served, values).items())
         ]
         yield from metric(name, "counter", text, found)

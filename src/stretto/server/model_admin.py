@@ -18,8 +18,8 @@ from stretto.server.model_facts import catalogue, disk_free, facts_of, inspect, 
 from stretto.server.pulls import Pull, source_of
 from stretto.server.registry import Registry
 from stretto.server.schema_base import Body, ModelName, Name
+from stretto.server.served_model import ServedModel
 from stretto.server.settings import ModelEntry
-from stretto.server.slots import Slot
 from stretto.server.state import state_of
 
 router = APIRouter(tags=["Models"])
@@ -55,7 +55,7 @@ async def models(request: Request) -> Response:
     registry = state.registry
     return Json(
         {
-            "models": [facts_of(slot, state.settings, admin) for slot in registry.slots.values()],
+            "models": [facts_of(served, state.settings, admin) for served in registry.models.values()],
             "memory": _memory(registry),
             "admin": admin,
         }
@@ -68,10 +68,10 @@ async def load(body: ModelRequest, request: Request) -> Response:
     require_admin(request)
     state = state_of(request)
     try:
-        slot = await unless_gone(request, state.registry.load(body.model))
+        served = await unless_gone(request, state.registry.load(body.model))
     except Exception as error:
         raise translate(error, "model") from error
-    return Json({"model": facts_of(slot, state.settings, True), "memory": _memory(state.registry)})
+    return Json({"model": facts_of(served, state.settings, True), "memory": _memory(state.registry)})
 
 
 @router.post("/stretto/models/unload")
@@ -79,10 +79,10 @@ async def unload(body: ModelRequest, request: Request) -> Response:
     """Unload a model that is not in use."""
     require_admin(request)
     state = state_of(request)
-    slot = state.registry.find(body.model)
+    served = state.registry.find(body.model)
     if not await state.registry.unload(body.model):
-        raise _in_use(slot)
-    return Json({"model": facts_of(slot, state.settings, True), "memory": _memory(state.registry)})
+        raise _in_use(served)
+    return Json({"model": facts_of(served, state.settings, True), "memory": _memory(state.registry)})
 
 
 @router.post("/stretto/models/remove")
@@ -90,9 +90,9 @@ async def remove(body: ModelRequest, request: Request) -> Response:
     """Serve a model no more that was added while the server runs. Its file stays."""
     require_admin(request)
     registry = state_of(request).registry
-    slot = registry.find(body.model)
+    served = registry.find(body.model)
     if not await registry.remove(body.model):
-        raise _in_use(slot)
+        raise _in_use(served)
     return Json({"removed": body.model, "memory": _memory(registry)})
 
 
@@ -101,9 +101,9 @@ async def copy(body: CopyRequest, request: Request) -> Response:
     """Serve a model once more, run by another backend, to compare them."""
     require_admin(request)
     state = state_of(request)
-    slot = state.registry.find(body.model)
-    await asyncio.to_thread(require_backend, slot, body.backend)
-    made = await state.registry.add(replace(slot.entry, name=body.name, backend=body.backend))
+    served = state.registry.find(body.model)
+    await asyncio.to_thread(require_backend, served, body.backend)
+    made = await state.registry.add(replace(served.entry, name=body.name, backend=body.backend))
     return Json({"model": facts_of(made, state.settings, True), "memory": _memory(state.registry)})
 
 
@@ -120,8 +120,8 @@ async def pull(body: PullRequest, request: Request) -> Response:
 async def look_into(request: Request, model: ModelName) -> Response:
     """A model in detail: memory by part, formats, template, metadata, and the backends that can run it."""
     require_admin(request)
-    slot = state_of(request).registry.find(model)
-    return Json(await asyncio.to_thread(inspect, slot))
+    served = state_of(request).registry.find(model)
+    return Json(await asyncio.to_thread(inspect, served))
 
 
 @router.get("/stretto/catalogue")
@@ -138,10 +138,10 @@ def _memory(registry: Registry) -> dict[str, Any]:
     return {"loaded": registry.loaded_bytes, "limit": registry.limit}
 
 
-def _in_use(slot: Slot) -> ApiError:
+def _in_use(served: ServedModel) -> ApiError:
     return ApiError(
         409,
-        f"{slot.name} is in use by {slot.users} requests; wait for them or cancel them",
+        f"{served.name} is in use by {served.users} requests; wait for them or cancel them",
         param="model",
         code="in_use",
     )

@@ -13,8 +13,8 @@ from stretto.loading.open import list_alternatives
 from stretto.models import read_spec
 from stretto.models.summary import in_words
 from stretto.server.registry import Registry
+from stretto.server.served_model import TASK_FACTOR, WORKING_BYTES, ServedModel, context_of
 from stretto.server.settings import Settings
-from stretto.server.slots import TASK_FACTOR, WORKING_BYTES, Slot, context_of
 from stretto.text.reasoning import find_format
 from stretto.weights import hub
 from stretto.weights.folder import open_weights
@@ -36,73 +36,73 @@ PARTS = (
 )
 
 
-def facts_of(slot: Slot, settings: Settings, with_source: bool) -> dict[str, Any]:
+def facts_of(served: ServedModel, settings: Settings, with_source: bool) -> dict[str, Any]:
     """A model of the list; where it comes from is for administrators."""
-    facts, llm = slot.facts, slot.llm
+    facts, llm = served.facts, served.llm
     route = getattr(llm, "route", None)
     backend = getattr(getattr(llm, "backend", None), "name", None)
     return {
-        "name": slot.name,
-        "source": slot.entry.source if with_source else None,
-        "added": slot.added,
+        "name": served.name,
+        "source": served.entry.source if with_source else None,
+        "added": served.added,
         "loaded": llm is not None,
-        "loading": slot.loading is not None,
-        "need": slot.need,
-        "users": slot.users,
+        "loading": served.loading is not None,
+        "need": served.need,
+        "users": served.users,
         "verbs": list(facts["verbs"] if llm is None else llm.verbs),
         "takes": getattr(llm, "takes", None),  # "image", "text", "bytes" or "audio" of a loaded task model
         "architecture": facts["architecture"],
         "parameters": facts["parameters"],
         "formats": facts["formats"],
-        "context_length": context_of(slot, settings),
+        "context_length": context_of(served, settings),
         "vision": llm.vision is not None if isinstance(llm, LLM) else facts["vision"],
         "template": llm.has_template if isinstance(llm, LLM) else bool(facts["template"]),
         "thinking": find_format(facts["template"]) is not None,
         "license": facts["license"],
         "file_bytes": facts["file_bytes"],
-        "backend": backend or slot.entry.backend or settings.backend,
+        "backend": backend or served.entry.backend or settings.backend,
         "device": settings.device if route is None else route.device,
     }
 
 
-def inspect(slot: Slot) -> dict[str, Any]:
+def inspect(served: ServedModel) -> dict[str, Any]:
     """A model in detail: memory by part, formats, template, metadata, and the backends that can run it."""
     made: dict[str, Any] = {
-        "model": slot.name,
-        "source": slot.entry.source,
-        "file": slot.path.name,
-        "need": slot.need,
-        "memory": slot.facts["memory"],
-        "formats": slot.facts["formats"],
-        "license": slot.facts["license"],
-        "template": slot.facts["template"][:MAX_TEMPLATE_CHARS],
+        "model": served.name,
+        "source": served.entry.source,
+        "file": served.path.name,
+        "need": served.need,
+        "memory": served.facts["memory"],
+        "formats": served.facts["formats"],
+        "license": served.facts["license"],
+        "template": served.facts["template"][:MAX_TEMPLATE_CHARS],
         "words": "",
         "parts": {},
         "metadata": {},
         "backends": [],
     }
-    if slot.is_task:
+    if served.is_task:
         return made
-    with open_weights(slot.path) as file:
+    with open_weights(served.path) as file:
         made["words"] = in_words(read_spec(file))
         made["parts"] = _parts(file)
         made["metadata"] = _metadata(file)
-    made["backends"] = _backends(slot)
+    made["backends"] = _backends(served)
     return made
 
 
-def require_backend(slot: Slot, backend: str) -> None:
+def require_backend(served: ServedModel, backend: str) -> None:
     """Raise unless a backend can run a model."""
-    states = {} if slot.is_task else {one.backend: one for one in list_alternatives(slot.path)}
+    states = {} if served.is_task else {one.backend: one for one in list_alternatives(served.path)}
     if (option := states.get(backend)) is None or option.state == "refused":
         reason = f": {option.reason}" if option else f"; there are {', '.join(states) or 'none to choose'}"
-        raise InvalidRequest(f"{slot.name} cannot run on {backend}{reason}", param="backend", value=backend)
+        raise InvalidRequest(f"{served.name} cannot run on {backend}{reason}", param="backend", value=backend)
 
 
 def catalogue(registry: Registry) -> list[dict[str, Any]]:
     """The models that can be fetched, and those in the store; whether each fits into the models' memory."""
     stored = {model.name: model for model in hub.models()}
-    served = {slot.entry.source: slot.name for slot in registry.slots.values()}
+    served = {served.entry.source: served.name for served in registry.models.values()}
     known: dict[str, PackagedModel | Model] = {**stored, **hub.known()}
     return [
         {
@@ -163,12 +163,12 @@ def _metadata(file: GGUF) -> dict[str, Any]:
     return made
 
 
-def _backends(slot: Slot) -> list[dict[str, Any]]:
+def _backends(served: ServedModel) -> list[dict[str, Any]]:
     """What runs the model, or could; speeds where they were measured."""
-    route = getattr(slot.llm, "route", None)
+    route = getattr(served.llm, "route", None)
     if route is not None:
         return list(route.as_data())
     try:
-        return [dict(vars(option)) for option in list_alternatives(slot.path)]
+        return [dict(vars(option)) for option in list_alternatives(served.path)]
     except StrettoError:
         return []

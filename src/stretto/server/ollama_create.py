@@ -206,13 +206,13 @@ async def _basis(body: CreateRequest, name: str, state: State) -> tuple[_Weights
             param="from",
             code="missing_field",
         )
-    slot, base = state.made.resolve(body.from_, state.registry)
+    served, base = state.made.resolve(body.from_, state.registry)
     if body.quantize is None:
         return None, base
-    if slot.is_task or not slot.path.is_file():
-        raise ApiError(400, f"quantize needs a GGUF file, which {slot.name} is not", param="quantize")
-    entry = replace(slot.entry, name=name, source=stored_name(name, state), adapters=())
-    return _Weights(slot.path, entry, slot.name, body.quantize), base
+    if served.is_task or not served.path.is_file():
+        raise ApiError(400, f"quantize needs a GGUF file, which {served.name} is not", param="quantize")
+    entry = replace(served.entry, name=name, source=stored_name(name, state), adapters=())
+    return _Weights(served.path, entry, served.name, body.quantize), base
 
 
 def _digest(body: CreateRequest) -> str | None:
@@ -270,11 +270,11 @@ def stored_name(name: str, state: State) -> str:
             param="model",
             code="name_taken",
         )
-    for slot in state.registry.slots.values():
-        if slot.entry.source == stored:  # A:b and a-b would be one file
+    for served in state.registry.models.values():
+        if served.entry.source == stored:  # A:b and a-b would be one file
             raise ApiError(
                 409,
-                f"{name} would be stored as {stored}, as {slot.name} is; give another name",
+                f"{name} would be stored as {stored}, as {served.name} is; give another name",
                 param="model",
                 code="name_taken",
             )

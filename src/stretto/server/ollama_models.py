@@ -23,8 +23,8 @@ from stretto.server.ollama_schemas import (
     ShowRequest,
 )
 from stretto.server.pulls import Pull, source_of
+from stretto.server.served_model import ServedModel
 from stretto.server.settings import ModelEntry
-from stretto.server.slots import Slot
 from stretto.server.state import State, state_of
 from stretto.text.infill import can_infill
 from stretto.text.reasoning import find_format
@@ -49,7 +49,7 @@ async def tags(request: Request) -> Response:
     """The models that are served, and those made from them."""
     state = state_of(request)
     digests = await asyncio.to_thread(_digests)
-    return Json({"models": [_listed(made, slot, digests) for made, slot in _all(state)]})
+    return Json({"models": [_listed(made, served, digests) for made, served in _all(state)]})
 
 
 @router.get("/api/ps")
@@ -57,16 +57,16 @@ async def ps(request: Request) -> Response:
     """The models that are loaded."""
     state = state_of(request)
     digests = await asyncio.to_thread(_digests)
-    loaded = [slot for slot in state.registry.slots.values() if slot.llm is not None]
-    return Json({"models": [_running(slot, digests) for slot in loaded]})
+    loaded = [served for served in state.registry.models.values() if served.llm is not None]
+    return Json({"models": [_running(served, digests) for served in loaded]})
 
 
 @router.post("/api/show")
 async def show(body: ShowRequest, request: Request) -> Response:
     """Details of a model."""
     state = state_of(request)
-    slot, made = state.made.resolve(body.wanted, state.registry)
-    facts = slot.facts
+    served, made = state.made.resolve(body.wanted, state.registry)
+    facts = served.facts
     return Json(
         {
             "modelfile": _modelfile(made),
@@ -74,9 +74,9 @@ async def show(body: ShowRequest, request: Request) -> Response:
             "template": made.template or facts["template"],
             "system": made.system,
             "license": made.license or facts["license"],
-            "details": details(slot, made),
-            "model_info": await asyncio.to_thread(_model_info, slot),
-            "capabilities": capabilities(slot),
+            "details": details(served, made),
+            "model_info": await asyncio.to_thread(_model_info, served),
+            "capabilities": capabilities(served),
             "modified_at": time_of(facts["modified"]),
         }
     )
@@ -87,7 +87,7 @@ async def pull(body: OllamaPullRequest, request: Request) -> Response:
     """Fetch a model, and serve it."""
     require_admin(request)
     state, name = state_of(request), plain(body.wanted)
-    if name in state.registry.slots or name in state.made.all():
+    if name in state.registry.models or name in state.made.all():
         return await progress_response(statuses("pulling manifest", "success"), body.stream)
     source = source_of(re.sub(r"^(https?://)?(hf\.co|huggingface\.co)/", "", name))
     started = Pull(state, ModelEntry(name, source))
@@ -111,23 +111,23 @@ async def delete(body: DeleteRequest, request: Request) -> Response:
     """Delete a model that was made here, or fetched by the server; its file goes too."""
     require_admin(request)
     state, name = state_of(request), plain(body.wanted)
-    if name not in state.registry.slots and await asyncio.to_thread(state.made.remove, name):
+    if name not in state.registry.models and await asyncio.to_thread(state.made.remove, name):
         return Response(status_code=200)
-    slot = state.registry.find(name)
+    served = state.registry.find(name)
     if not await state.registry.remove(name):
         raise ApiError(409, f"{name} is in use; wait for its requests", param="model", code="in_use")
     await asyncio.to_thread(state.made.remove, name)
-    source = slot.entry.source
-    if any(other.entry.source == source for other in state.registry.slots.values()):
+    source = served.entry.source
+    if any(other.entry.source == source for other in state.registry.models.values()):
         return Response(status_code=200)  # another served model has the same file
     if any(model.name == source for model in await asyncio.to_thread(hub.models)):
         await asyncio.to_thread(hub.remove, source)
     return Response(status_code=200)
 
 
-def details(slot: Slot, made: Made | None = None) -> dict[str, Any]:
+def details(served: ServedModel, made: Made | None = None) -> dict[str, Any]:
     """The short description of a model."""
-    facts = slot.facts
+    facts = served.facts
     formats = [name for name in facts["formats"] if name != "F32"] or ["F32"]
     return {
         "parent_model": "" if made is None or made.name == made.base else made.base,
@@ -139,9 +139,9 @@ def details(slot: Slot, made: Made | None = None) -> dict[str, Any]:
     }
 
 
-def capabilities(slot: Slot) -> list[str]:
+def capabilities(served: ServedModel) -> list[str]:
     """What a model can do, by what its file says."""
-    facts, verbs = slot.facts, slot.facts["verbs"]
+    facts, verbs = served.facts, served.facts["verbs"]
     generates = "generate" in verbs
     extra = {
         "completion": generates,
@@ -149,7 +149,7 @@ def capabilities(slot: Slot) -> list[str]:
         "tools": generates and "tools" in facts["template"],
         "vision": facts["vision"],
         "thinking": generates and find_format(facts["template"]) is not None,
-        "insert": slot.llm is not None and generates and can_infill(slot.llm.tokenizer),
+        "insert": served.llm is not None and generates and can_infill(served.llm.tokenizer),
     }
     return [name for name, there in extra.items() if there]
 
@@ -159,33 +159,33 @@ def time_of(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
 
 
-def _all(state: State) -> list[tuple[Made, Slot]]:
-    slots, made_here = state.registry.slots, state.made.all()
-    served = [(Made(name, name), slot) for name, slot in slots.items() if name not in made_here]
-    return served + [(made, slots[made.base]) for made in made_here.values() if made.base in slots]
+def _all(state: State) -> list[tuple[Made, ServedModel]]:
+    models, made_here = state.registry.models, state.made.all()
+    own = [(Made(name, name), served) for name, served in models.items() if name not in made_here]
+    return own + [(made, models[made.base]) for made in made_here.values() if made.base in models]
 
 
-def _listed(made: Made, slot: Slot, digests: dict[str, str]) -> dict[str, Any]:
+def _listed(made: Made, served: ServedModel, digests: dict[str, str]) -> dict[str, Any]:
     return {
         "name": tagged(made.name),
         "model": tagged(made.name),
-        "modified_at": time_of(slot.facts["modified"]),
-        "size": slot.facts["file_bytes"],
-        "digest": digests.get(slot.entry.source, ""),
-        "details": details(slot, made),
+        "modified_at": time_of(served.facts["modified"]),
+        "size": served.facts["file_bytes"],
+        "digest": digests.get(served.entry.source, ""),
+        "details": details(served, made),
     }
 
 
-def _running(slot: Slot, digests: dict[str, str]) -> dict[str, Any]:
-    listed = _listed(Made(slot.name, slot.name), slot, digests)
+def _running(served: ServedModel, digests: dict[str, str]) -> dict[str, Any]:
+    listed = _listed(Made(served.name, served.name), served, digests)
     del listed["modified_at"]
-    on_gpu = getattr(getattr(slot.llm, "route", None), "device", "cpu") == "cuda"
+    on_gpu = getattr(getattr(served.llm, "route", None), "device", "cpu") == "cuda"
     return {
         **listed,
-        "size": slot.need,
-        "size_vram": slot.need if on_gpu else 0,
+        "size": served.need,
+        "size_vram": served.need if on_gpu else 0,
         "expires_at": NEVER,
-        "context_length": getattr(slot.llm, "context_length", 0),
+        "context_length": getattr(served.llm, "context_length", 0),
     }
 
 
@@ -194,18 +194,18 @@ def _digests() -> dict[str, str]:
     return {model.name: model.sha256 for model in hub.models()}
 
 
-def _model_info(slot: Slot) -> dict[str, Any]:
+def _model_info(served: ServedModel) -> dict[str, Any]:
     """The metadata of a file; arrays are null, as Ollama shows them."""
-    if slot.is_task:
-        return {"general.architecture": slot.facts["architecture"]}
+    if served.is_task:
+        return {"general.architecture": served.facts["architecture"]}
     info: dict[str, Any] = {}
-    with open_weights(slot.path) as file:
+    with open_weights(served.path) as file:
         for key, value in file.metadata.items():
             if key.startswith("tokenizer.chat_template"):
                 continue
             is_plain = isinstance(value, (bool, int, str)) or (isinstance(value, float) and value == value)
             info[key] = value if is_plain and value not in (float("inf"), float("-inf")) else None
-    info["general.parameter_count"] = slot.facts["parameters"]
+    info["general.parameter_count"] = served.facts["parameters"]
     return info
 
 
@@ -230,7 +230,7 @@ def _parameters(made: Made) -> str:
 
 def require_new(state: State, name: str) -> None:
     """Raise if a served model has this name."""
-    if name in state.registry.slots:
+    if name in state.registry.models:
         raise ApiError(
             409, f"{name} is the name of a served model; give another", param="model", code="name_taken"
         )

@@ -16,7 +16,7 @@ from typing import Any
 
 from stretto.server.errors import ApiError
 from stretto.server.registry import Registry
-from stretto.server.slots import Slot
+from stretto.server.served_model import ServedModel
 from stretto.weights.hub.store import Store
 
 TAG = ":latest"
@@ -87,13 +87,13 @@ class MadeModels:
             self._made = {key: made for key, made in (self._made or {}).items() if key != name}
         return True
 
-    def resolve(self, name: str, registry: Registry) -> tuple[Slot, Made]:
+    def resolve(self, name: str, registry: Registry) -> tuple[ServedModel, Made]:
         """The served model behind a name, and what is to be added to requests for it."""
         name = plain(name)
         made = self.all().get(name)
         if made is None:
-            slot = registry.find(name)
-            return slot, Made(name, name)
+            served = registry.find(name)
+            return served, Made(name, name)
         return registry.find(made.base), made
 
     def _folder(self) -> Path:

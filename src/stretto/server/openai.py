@@ -29,10 +29,10 @@ from stretto.server.pins import check_pin, pin
 from stretto.server.prompt_ids import ids_of, is_mixed
 from stretto.server.prompts import check_suffix, is_made, made_prompts, plain_ids, truncated
 from stretto.server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest, PromptParts, PromptString
+from stretto.server.served_model import ServedModel, context_of
 from stretto.server.settings import Settings
 from stretto.server.shapes import ChatShape, Shape
 from stretto.server.slot_files import remember
-from stretto.server.slots import Slot, context_of
 from stretto.server.state import state_of
 from stretto.server.streamed import Streamed
 from stretto.server.structured import grammar_of, shaping_fields
@@ -45,9 +45,9 @@ async def models(request: Request) -> Response:
     """The models that are served."""
     state = state_of(request)
     names = state.registry.names()
-    listed = [_model(name, slot, state.settings) for name, slot in names]
+    listed = [_model(name, served, state.settings) for name, served in names]
     ends = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]} if listed else {}
-    shown = [_for_llama(name, slot) for name, slot in names]
+    shown = [_for_llama(name, served) for name, served in names]
     return Json({"object": "list", "data": listed, "models": shown, "has_more": False, **ends})
 
 
@@ -309,34 +309,34 @@ def _encoded(vector: Any, how: str | None) -> list[float] | str:
     return [float(number) for number in np.asarray(vector)]
 
 
-def _model(name: str, slot: Slot, settings: Settings) -> dict[str, Any]:
+def _model(name: str, served: ServedModel, settings: Settings) -> dict[str, Any]:
     """A model as clients of OpenAI, Anthropic, vLLM (`max_model_len`) and llama-server (`status`) read it."""
-    length = context_of(slot, settings)
+    length = context_of(served, settings)
     return {
         "id": name,
         "object": "model",
-        "created": int(slot.facts["modified"]),
+        "created": int(served.facts["modified"]),
         "owned_by": "stretto",
-        **_for_anthropic(name, slot, length),
+        **_for_anthropic(name, served, length),
         "context_length": length,
         "max_model_len": length,
-        "root": slot.path.name,
-        "parent": None if name == slot.name else slot.name,
-        "status": {"value": slot.status},
+        "root": served.path.name,
+        "parent": None if name == served.name else served.name,
+        "status": {"value": served.status},
     }
 
 
-def _for_llama(name: str, slot: Slot) -> dict[str, Any]:
+def _for_llama(name: str, served: ServedModel) -> dict[str, Any]:
     """A model as llama-server's clients read it, which look for what it can do."""
-    able = capabilities(slot)
+    able = capabilities(served)
     if "vision" in able:
         able.append("multimodal")
     return {"name": name, "model": name, "type": "model", "capabilities": able}
 
 
-def _for_anthropic(name: str, slot: Slot, length: int) -> dict[str, Any]:
+def _for_anthropic(name: str, served: ServedModel, length: int) -> dict[str, Any]:
     """The fields of a model that Anthropic's clients read; they ask at the same path."""
-    created = datetime.fromtimestamp(int(slot.facts["modified"]), timezone.utc)
+    created = datetime.fromtimestamp(int(served.facts["modified"]), timezone.utc)
     return {
         "type": "model",
         "display_name": name,

@@ -26,7 +26,7 @@ from stretto.server.options import check_prompts
 from stretto.server.pins import listed, release
 from stretto.server.prompt_ids import ids_of
 from stretto.server.schema_base import Body, ModelName, Name, Number, Stop, Text, Tokens
-from stretto.server.slots import Slot
+from stretto.server.served_model import ServedModel
 from stretto.server.state import state_of
 from stretto.server.streamed import Streamed
 from stretto.server.usage import cpu_seconds
@@ -110,23 +110,23 @@ async def stats(request: Request) -> Response:
             "generations": len(state.generations),
             "cpu": cpu_seconds(),
             "memory": {"loaded": registry.loaded_bytes, "limit": registry.limit, "unloads": registry.unloads},
-            "models": {name: await _stats(slot) for name, slot in registry.slots.items()},
+            "models": {name: await _stats(served) for name, served in registry.models.items()},
         }
     )
 
 
-async def _stats(slot: Slot) -> dict[str, Any]:
-    llm = slot.llm
+async def _stats(served: ServedModel) -> dict[str, Any]:
+    llm = served.llm
     facts: dict[str, Any] = {
         "loaded": llm is not None,
-        "need": slot.need,
-        "users": slot.users,
-        "loads": slot.loads,
-        "load_seconds": slot.load_seconds,
-        **{key: slot.facts[key] for key in ("architecture", "parameters", "formats")},
+        "need": served.need,
+        "users": served.users,
+        "loads": served.loads,
+        "load_seconds": served.load_seconds,
+        **{key: served.facts[key] for key in ("architecture", "parameters", "formats")},
     }
-    if slot.done:
-        facts["tasks"] = {"inputs": dict(slot.done), "seconds": dict(slot.seconds)}
+    if served.done:
+        facts["tasks"] = {"inputs": dict(served.done), "seconds": dict(served.seconds)}
     if isinstance(llm, LLM):
         facts["context_length"] = llm.context_length
         facts["engine"] = llm.metrics.as_dict()
@@ -137,17 +137,17 @@ async def _stats(slot: Slot) -> dict[str, Any]:
 @router.get("/stretto/pins")
 async def pins(request: Request, model: ModelName) -> Response:
     """The prompts that the caller has pinned in a model's cache (`cache_pin`); all of them for an admin."""
-    slot = state_of(request).registry.find(model)
-    return Json({"model": model, "pins": listed(slot, caller_of(request))})
+    served = state_of(request).registry.find(model)
+    return Json({"model": model, "pins": listed(served, caller_of(request))})
 
 
 @router.delete("/stretto/pins/{name}")
 async def unpin(name: str, request: Request, model: ModelName, caller: CallerName = None) -> Response:
     """Release a pinned prompt; an admin may release another caller's."""
-    slot, own = state_of(request).registry.find(model), caller_of(request).name
+    served, own = state_of(request).registry.find(model), caller_of(request).name
     if caller not in (None, own):
         require_admin(request)
-    await asyncio.to_thread(release, slot, own if caller is None else caller, name)
+    await asyncio.to_thread(release, served, own if caller is None else caller, name)
     return Json({"model": model, "released": name})
 
 

@@ -10,18 +10,18 @@ from typing import Any
 from stretto.server.callers import Caller
 from stretto.server.errors import ApiError
 from stretto.server.generation import Generation
-from stretto.server.slots import Slot
+from stretto.server.served_model import ServedModel
 
 PINNED_FRACTION = 0.5  # of the cells, which pinned prompts may hold together
 
 
 def check_pin(generation: Generation, name: str, n_tokens: int) -> None:
     """Raise if a prompt cannot be pinned, before anything is computed."""
-    slot, caller, most = generation.lease.slot, generation.caller.name, generation.limits.pins
-    if slot.llm is None:
+    served, caller, most = generation.lease.model, generation.caller.name, generation.limits.pins
+    if served.llm is None:
         return
-    others = [key for key in slot.pins if key != (caller, name)]
-    n_free = int(PINNED_FRACTION * len(slot.llm.cells)) - sum(slot.pins[key].n_tokens for key in others)
+    others = [key for key in served.pins if key != (caller, name)]
+    n_free = int(PINNED_FRACTION * len(served.llm.cells)) - sum(served.pins[key].n_tokens for key in others)
     if sum(owner == caller for owner, _ in others) >= most:
         raise ApiError(
             400,
@@ -31,7 +31,7 @@ def check_pin(generation: Generation, name: str, n_tokens: int) -> None:
     if n_tokens > n_free:
         raise ApiError(
             400,
-            f"the prompt has {n_tokens:,} tokens, and of {len(slot.llm.cells):,} cells {max(0, n_free):,} "
+            f"the prompt has {n_tokens:,} tokens, and of {len(served.llm.cells):,} cells {max(0, n_free):,} "
             "can still be pinned; release a pin, or shorten the prompt",
             param="cache_pin",
         )
@@ -39,30 +39,32 @@ def check_pin(generation: Generation, name: str, n_tokens: int) -> None:
 
 def pin(generation: Generation, name: str, prompt: Any) -> None:
     """Pin a prompt; one of the same name is released. Most of it was just computed, so it costs little."""
-    llm, slot, caller = generation.lease.llm, generation.lease.slot, generation.caller
+    llm, served, caller = generation.lease.llm, generation.lease.model, generation.caller
     with llm.sequence(prompt, cache_salt=caller.salt or None, adapter=generation.adapter) as sequence:
         fresh = llm.cache.pin(sequence)
-    old = slot.pins.get((caller.name, name))
-    slot.pins[caller.name, name] = fresh
+    old = served.pins.get((caller.name, name))
+    served.pins[caller.name, name] = fresh
     if old is not None:
         old.release()
 
 
-def listed(slot: Slot, caller: Caller) -> list[dict[str, Any]]:
+def listed(served: ServedModel, caller: Caller) -> list[dict[str, Any]]:
     """The pins of a caller; those of all callers for an admin, with whose they are."""
-    own = [{"name": name, "tokens": p.n_tokens} for (who, name), p in slot.pins.items() if who == caller.name]
+    own = [
+        {"name": name, "tokens": p.n_tokens} for (who, name), p in served.pins.items() if who == caller.name
+    ]
     if not caller.admin:
         return own
     return own + [
         {"name": name, "tokens": pin.n_tokens, "caller": who}
-        for (who, name), pin in slot.pins.items()
+        for (who, name), pin in served.pins.items()
         if who != caller.name
     ]
 
 
-def release(slot: Slot, caller: str, name: str) -> None:
+def release(served: ServedModel, caller: str, name: str) -> None:
     """Release a pinned prompt: its cells can be evicted from now on."""
-    pinned = slot.pins.pop((caller, name), None)
+    pinned = served.pins.pop((caller, name), None)
     if pinned is None:
-        raise ApiError(404, f"{slot.name} has no pin {name[:100]!r}", param="name", code="not_found")
+        raise ApiError(404, f"{served.name} has no pin {name[:100]!r}", param="name", code="not_found")
     pinned.release()

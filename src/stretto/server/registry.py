@@ -17,8 +17,8 @@ from stretto.hardware.gpus import cuda_devices
 from stretto.llm import LLM
 from stretto.loading.images import find_encoder
 from stretto.server.errors import ApiError
+from stretto.server.served_model import ServedModel, make_served, megabytes
 from stretto.server.settings import ModelEntry, Settings
-from stretto.server.slots import Slot, megabytes, slot_of
 
 MEMORY_FRACTION = 0.8  # of the free memory, the default limit for models
 
@@ -32,11 +32,11 @@ class Lease:
     """The right to use a model, until it is released; a context manager."""
 
     def __init__(
-        self, registry: Registry, slot: Slot, llm: LLM, waited: float, adapter: str | None = None
+        self, registry: Registry, served: ServedModel, llm: LLM, waited: float, adapter: str | None = None
     ) -> None:
         self._registry = registry
         self._open = True
-        self.slot = slot
+        self.model = served
         self.llm = llm
         self.waited = waited  # seconds, for the model to be ready
         self.adapter = adapter  # that the request named with the model
@@ -45,7 +45,7 @@ class Lease:
         """Return it to the registry. Releasing twice is fine."""
         if self._open:
             self._open = False
-            self._registry.give_back(self.slot)
+            self._registry.give_back(self.model)
 
     def __enter__(self) -> Lease:
         return self
@@ -63,45 +63,45 @@ class Registry:
         self._settings = settings
         self._open = opener or self._load_file
         self.limit = _memory_limit(settings)
-        self.slots = {entry.name: slot_of(entry, settings, self.limit) for entry in settings.models}
+        self.models = {entry.name: make_served(entry, settings, self.limit) for entry in settings.models}
         self.unloads = 0
         self._load_lock = asyncio.Lock()  # first come, first served
         self._freed = asyncio.Event()
 
     # -- for requests --
 
-    def find(self, name: str) -> Slot:
+    def find(self, name: str) -> ServedModel:
         """The model of that name; nothing but these names is ever looked up."""
         return self.resolve(name)[0]
 
     def first(self, verb: str) -> str:
         """The name of the first model that has the verb, for requests that name none."""
-        found = next((slot.name for slot in self.slots.values() if verb in slot.facts["verbs"]), None)
+        found = next((served.name for served in self.models.values() if verb in served.facts["verbs"]), None)
         if found is None:
             raise ApiError(
                 400, f"model is missing, and no model here can {verb}", param="model", code="missing_field"
             )
         return found
 
-    def names(self) -> list[tuple[str, Slot]]:
+    def names(self) -> list[tuple[str, ServedModel]]:
         """All names that requests may give: models, and adapters as `MODEL:ADAPTER`."""
         return [
-            (name, slot)
-            for slot in self.slots.values()
-            for name in (slot.name, *(f"{slot.name}:{adapter}" for adapter, _ in slot.entry.adapters))
+            (name, served)
+            for served in self.models.values()
+            for name in (served.name, *(f"{served.name}:{adapter}" for adapter, _ in served.entry.adapters))
         ]
 
-    def resolve(self, name: str) -> tuple[Slot, str | None]:
+    def resolve(self, name: str) -> tuple[ServedModel, str | None]:
         """The model of a name, and the adapter behind its colon."""
-        slot, adapter = self.slots.get(name), None
-        if slot is None:
+        served, adapter = self.models.get(name), None
+        if served is None:
             base, _, adapter = name.rpartition(":")
-            slot = self.slots.get(base)
-            slot = slot if slot is not None and adapter in dict(slot.entry.adapters) else None
-        if slot is None:  # vLLM's clients name the adapter alone
-            having = [one for one in self.slots.values() if name in dict(one.entry.adapters)]
-            slot, adapter = (having[0], name) if len(having) == 1 else (None, None)
-        if slot is None:
+            served = self.models.get(base)
+            served = served if served is not None and adapter in dict(served.entry.adapters) else None
+        if served is None:  # vLLM's clients name the adapter alone
+            having = [one for one in self.models.values() if name in dict(one.entry.adapters)]
+            served, adapter = (having[0], name) if len(having) == 1 else (None, None)
+        if served is None:
             known = ", ".join(sorted(name for name, _ in self.names()))
             raise ApiError(
                 404,
@@ -109,83 +109,83 @@ class Registry:
                 param="model",
                 code="model_not_found",
             )
-        return slot, adapter
+        return served, adapter
 
     async def lease(self, name: str, verb: str = "generate") -> Lease:
         """A lease on a loaded model that has the verb; loads it, and waits for memory, if necessary."""
-        (slot, adapter), started = self.resolve(name), time.monotonic()
+        (served, adapter), started = self.resolve(name), time.monotonic()
         if adapter is not None and verb != "generate":
             raise ApiError(400, f"adapters are for texts, not for {verb}", param="model", code="unsupported")
-        if slot.llm is None or self._load_lock.locked():
+        if served.llm is None or self._load_lock.locked():
             async with self._load_lock:
-                slot = self.find(name)  # it may have been removed meanwhile
-                if slot.llm is None:
-                    await self._ready(slot, started + self._settings.load_seconds)
-                return self._hand_out(slot, adapter, verb, time.monotonic() - started)
-        return self._hand_out(slot, adapter, verb, 0.0)
+                served = self.find(name)  # it may have been removed meanwhile
+                if served.llm is None:
+                    await self._ready(served, started + self._settings.load_seconds)
+                return self._hand_out(served, adapter, verb, time.monotonic() - started)
+        return self._hand_out(served, adapter, verb, 0.0)
 
-    def give_back(self, slot: Slot) -> None:
+    def give_back(self, served: ServedModel) -> None:
         """Note that a lease has ended."""
-        slot.users -= 1
-        slot.used = time.monotonic()
-        if not slot.users:
+        served.users -= 1
+        served.used = time.monotonic()
+        if not served.users:
             self._freed.set()
 
-    async def load(self, name: str) -> Slot:
+    async def load(self, name: str) -> ServedModel:
         """Load a model that is not loaded; waits for memory as a request does."""
         deadline = time.monotonic() + self._settings.load_seconds
         self.find(name)
         async with self._load_lock:
-            slot = self.find(name)
-            if slot.llm is None:
-                await self._ready(slot, deadline)
-            slot.used = time.monotonic()
-        return slot
+            served = self.find(name)
+            if served.llm is None:
+                await self._ready(served, deadline)
+            served.used = time.monotonic()
+        return served
 
     async def unload(self, name: str) -> bool:
         """Unload a model now; False if it is in use."""
-        slot = self.find(name)
+        served = self.find(name)
         async with self._load_lock:
-            return await self._unload_idle(slot)
+            return await self._unload_idle(served)
 
     async def unload_idle(self, seconds: float) -> None:
         """Unload models that no request has used for so long, until it is cancelled."""
         while True:
             await asyncio.sleep(min(seconds / 2, IDLE_POLL_SECONDS))
-            for slot in list(self.slots.values()):
-                if slot.is_idle_for(seconds):
+            for served in list(self.models.values()):
+                if served.is_idle_for(seconds):
                     async with self._load_lock:
-                        if slot.is_idle_for(seconds):
-                            await self._unload(slot)
+                        if served.is_idle_for(seconds):
+                            await self._unload(served)
 
     # -- models that come and go --
 
-    async def add(self, entry: ModelEntry) -> Slot:
+    async def add(self, entry: ModelEntry) -> ServedModel:
         """Serve one more model, which must be on this machine; one of that name stays if it is the same.
 
         Raises for a model that can never fit, as at the start of the server. Nothing is loaded.
         """
         self.require_free(entry)
-        if (slot := self.slots.get(entry.name)) is not None:
-            return slot
-        if len(self.slots) >= MAX_MODELS:
+        if (served := self.models.get(entry.name)) is not None:
+            return served
+        if len(self.models) >= MAX_MODELS:
             raise ApiError(
                 409,
                 f"there are {MAX_MODELS} models here; remove one first",
                 param="source",
                 code="over_limit",
             )
-        slot = await asyncio.to_thread(slot_of, entry, self._settings, self.limit)
+        served = await asyncio.to_thread(make_served, entry, self._settings, self.limit)
         self.require_free(entry)  # another one may have been added meanwhile
-        slot.added = True
+        served.added = True
         # A new table: others may be reading the old one.
-        self.slots = {**self.slots, entry.name: self.slots.get(entry.name, slot)}
-        return self.slots[entry.name]
+        self.models = {**self.models, entry.name: self.models.get(entry.name, served)}
+        return self.models[entry.name]
 
     def require_free(self, entry: ModelEntry) -> None:
         """Raise if another model has this name."""
-        slot = self.slots.get(entry.name)
-        if slot is not None and slot.entry != entry:
+        served = self.models.get(entry.name)
+        if served is not None and served.entry != entry:
             raise ApiError(
                 409,
                 f"{entry.name} is the name of another model here; give another name",
@@ -195,63 +195,67 @@ class Registry:
 
     async def remove(self, name: str) -> bool:
         """Unload a model that was added, and serve it no more; False if it is in use. Its file stays."""
-        slot = self.find(name)
-        if not slot.added:
+        served = self.find(name)
+        if not served.added:
             raise ApiError(
-                409, f"{slot.name} was given to the server by its operator, and stays", param="model"
+                409, f"{served.name} was given to the server by its operator, and stays", param="model"
             )
         async with self._load_lock:
-            if not await self._unload_idle(slot):
+            if not await self._unload_idle(served):
                 return False
-            self.slots = {key: one for key, one in self.slots.items() if one is not slot}
+            self.models = {key: one for key, one in self.models.items() if one is not served}
             return True
 
     async def close(self) -> None:
         """Unload everything."""
-        for slot in self.slots.values():
-            if slot.loading is not None:
-                await asyncio.wait([slot.loading])
-            if slot.llm is not None:
-                await self._unload(slot)
+        for served in self.models.values():
+            if served.loading is not None:
+                await asyncio.wait([served.loading])
+            if served.llm is not None:
+                await self._unload(served)
 
     @property
     def loaded_bytes(self) -> int:
         """Memory of all loaded models, by the estimate from their files."""
         return sum(
-            slot.need for slot in self.slots.values() if slot.llm is not None or slot.loading is not None
+            served.need
+            for served in self.models.values()
+            if served.llm is not None or served.loading is not None
         )
 
     # -- within --
 
-    async def _unload_idle(self, slot: Slot) -> bool:
+    async def _unload_idle(self, served: ServedModel) -> bool:
         """Unload a model; False if it is in use. Under the lock."""
-        if slot.loading is not None:  # for a client that has gone
-            await asyncio.wait([slot.loading])
-        if slot.users:
+        if served.loading is not None:  # for a client that has gone
+            await asyncio.wait([served.loading])
+        if served.users:
             return False
-        if slot.llm is not None:
-            await self._unload(slot)
+        if served.llm is not None:
+            await self._unload(served)
         return True
 
-    def _hand_out(self, slot: Slot, adapter: str | None, verb: str, waited: float) -> Lease:
-        assert slot.llm is not None
-        if verb not in slot.llm.verbs:
-            has = ", ".join(slot.llm.verbs)
-            raise ApiError(400, f"{slot.name} cannot {verb}; it can {has}", param="model", code="unsupported")
-        slot.users += 1
-        slot.used = time.monotonic()
-        return Lease(self, slot, slot.llm, waited, adapter)
+    def _hand_out(self, served: ServedModel, adapter: str | None, verb: str, waited: float) -> Lease:
+        assert served.llm is not None
+        if verb not in served.llm.verbs:
+            has = ", ".join(served.llm.verbs)
+            raise ApiError(
+                400, f"{served.name} cannot {verb}; it can {has}", param="model", code="unsupported"
+            )
+        served.users += 1
+        served.used = time.monotonic()
+        return Lease(self, served, served.llm, waited, adapter)
 
-    async def _ready(self, slot: Slot, deadline: float) -> None:
+    async def _ready(self, served: ServedModel, deadline: float) -> None:
         """Load a model, once there is memory for it. If the client disconnects, it is loaded all the same."""
-        if slot.loading is None:
-            await self._unload_until_fits(slot, deadline)
-            slot.loading = asyncio.create_task(self._load(slot))
-        await asyncio.shield(slot.loading)
+        if served.loading is None:
+            await self._unload_until_fits(served, deadline)
+            served.loading = asyncio.create_task(self._load(served))
+        await asyncio.shield(served.loading)
 
-    async def _unload_until_fits(self, slot: Slot, deadline: float) -> None:
-        while self.loaded_bytes + slot.need > self.limit:
-            idle = [one for one in self.slots.values() if one.llm is not None and not one.users]
+    async def _unload_until_fits(self, served: ServedModel, deadline: float) -> None:
+        while self.loaded_bytes + served.need > self.limit:
+            idle = [one for one in self.models.values() if one.llm is not None and not one.users]
             if idle:
                 await self._unload(min(idle, key=lambda one: one.used))
                 continue
@@ -259,31 +263,31 @@ class Registry:
             try:
                 await asyncio.wait_for(self._freed.wait(), max(0.0, deadline - time.monotonic()))
             except asyncio.TimeoutError:
-                raise self._no_room(slot) from None
+                raise self._no_room(served) from None
 
-    def _no_room(self, slot: Slot) -> ApiError:
-        busy = ", ".join(f"{one.name} ({megabytes(one.need)})" for one in self.slots.values() if one.users)
+    def _no_room(self, served: ServedModel) -> ApiError:
+        busy = ", ".join(f"{one.name} ({megabytes(one.need)})" for one in self.models.values() if one.users)
         return ApiError(
             503,
-            f"{slot.name} needs {megabytes(slot.need)}; models may take {megabytes(self.limit)}, of which "
-            f"those in use take {megabytes(self.loaded_bytes)}: {busy}; try again later",
+            f"{served.name} needs {megabytes(served.need)}; models may take {megabytes(self.limit)}, "
+            f"of which those in use take {megabytes(self.loaded_bytes)}: {busy}; try again later",
             code="no_memory",
             retry_after=10,
         )
 
-    async def _load(self, slot: Slot) -> None:
+    async def _load(self, served: ServedModel) -> None:
         started = time.monotonic()
         try:
-            slot.llm = await asyncio.to_thread(self._open_adapted, slot.entry)
-            slot.loads += 1
-            slot.load_seconds = time.monotonic() - started
+            served.llm = await asyncio.to_thread(self._open_adapted, served.entry)
+            served.loads += 1
+            served.load_seconds = time.monotonic() - started
         finally:
-            slot.loading = None
+            served.loading = None
 
-    async def _unload(self, slot: Slot) -> None:
-        slot.unloaded()
-        llm, slot.llm = slot.llm, None
-        slot.pins.clear()
+    async def _unload(self, served: ServedModel) -> None:
+        served.unloaded()
+        llm, served.llm = served.llm, None
+        served.pins.clear()
         self.unloads += 1
         if llm is not None:
             await asyncio.to_thread(llm.close)
@@ -300,12 +304,12 @@ class Registry:
 
     def _load_file(self, entry: ModelEntry) -> LLM:
         settings = self._settings
-        if self.slots[entry.name].is_task:
+        if self.models[entry.name].is_task:
             return load(entry.source, threads=settings.threads)
         return load(
-            self.slots[entry.name].path,
+            self.models[entry.name].path,
             **settings.loading(entry),
-            repack=self.slots[entry.name].repack,
+            repack=self.models[entry.name].repack,
             chat_template=entry.template,
             limits=Limits(
                 max_running=settings.max_running,

@@ -48,13 +48,13 @@ def remember(generation: Generation, number: int | None, prompts: list[list[int]
     """Have the text of a request remembered by the number of a slot, once it has ended."""
     if number is None or not 0 <= number < generation.max_running or len(prompts) != 1:
         return
-    slot, caller, before = generation.lease.slot, generation.caller.name, generation.last
+    served, caller, before = generation.lease.model, generation.caller.name, generation.last
 
     def note() -> None:
         if before is not None:
             before()
         if generation.adapter is None and all(type(token) is int for token in prompts[0]):
-            slot.texts[caller, number] = [*prompts[0], *generation.texts.result(0).tokens]
+            served.texts[caller, number] = [*prompts[0], *generation.texts.result(0).tokens]
 
     generation.last = note
 
@@ -119,17 +119,17 @@ def _restore(generation: Generation, number: int, path: Path | None) -> dict[str
             tokens = list(sequence.tokens)
     except SnapshotError as error:
         raise ApiError(400, f"{path.name} cannot be restored: {error}", param="filename") from None
-    generation.lease.slot.texts[generation.caller.name, number] = tokens
+    generation.lease.model.texts[generation.caller.name, number] = tokens
     return {"n_restored": len(tokens), "n_read": path.stat().st_size}
 
 
 def _erase(generation: Generation, number: int, path: Path | None) -> dict[str, Any]:
     tokens = _text(generation, number)
-    generation.lease.slot.texts.pop((generation.caller.name, number), None)
+    generation.lease.model.texts.pop((generation.caller.name, number), None)
     if tokens:
         generation.lease.llm.cache.forget(tokens, cache_salt=generation.caller.salt or None)
     return {"n_erased": len(tokens)}
 
 
 def _text(generation: Generation, number: int) -> list[int]:
-    return generation.lease.slot.texts.get((generation.caller.name, number), [])
+    return generation.lease.model.texts.get((generation.caller.name, number), [])

@@ -11,7 +11,7 @@ from fastapi import Request
 
 from stretto.server.errors import ApiError, translate
 from stretto.server.generation import Generation, begin, unless_gone
-from stretto.server.slots import Slot
+from stretto.server.served_model import ServedModel
 from stretto.server.state import state_of
 
 Value = TypeVar("Value")
@@ -48,21 +48,23 @@ async def in_turn(
     generation: Generation, verb: str, inputs: list[Any], work: Callable[[Any, Any], Value]
 ) -> Value:
     """Compute when the requests before it are done; a full queue is refused."""
-    slot, most = generation.lease.slot, generation.max_queue
-    if slot.waiting >= most:
-        raise ApiError(429, f"{most} requests wait for {slot.name} already", code="queue_full", retry_after=1)
-    slot.waiting += 1
+    served, most = generation.lease.model, generation.max_queue
+    if served.waiting >= most:
+        raise ApiError(
+            429, f"{most} requests wait for {served.name} already", code="queue_full", retry_after=1
+        )
+    served.waiting += 1
     try:
-        async with slot.turn:
-            return await _computed(slot, verb, len(inputs), lambda: work(generation.lease.llm, inputs))
+        async with served.turn:
+            return await _computed(served, verb, len(inputs), lambda: work(generation.lease.llm, inputs))
     finally:
-        slot.waiting -= 1
+        served.waiting -= 1
 
 
-async def _computed(slot: Slot, verb: str, n: int, work: Callable[[], Value]) -> Value:
+async def _computed(served: ServedModel, verb: str, n: int, work: Callable[[], Value]) -> Value:
     """Run in a thread to its end, also if the client is gone: the model is not used by two at once."""
     task = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(TASK_POOL, work))
-    with slot.counted(verb, n):
+    with served.counted(verb, n):
         try:
             return await asyncio.shield(task)
         finally:

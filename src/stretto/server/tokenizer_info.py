@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from stretto.server.errors import Json, unsupported
 from stretto.server.generation import begin
-from stretto.server.slots import Slot
+from stretto.server.served_model import ServedModel
 from stretto.server.state import state_of
 from stretto.tasks import TaskModel
 
@@ -25,18 +25,18 @@ async def tokenizer_info(
 ) -> Response:
     """The special tokens, the chat template and the sizes of a model's tokenizer."""
     registry = state_of(request).registry
-    slot = registry.find(model or registry.first("generate"))
-    verbs = slot.facts["verbs"]
+    served = registry.find(model or registry.first("generate"))
+    verbs = served.facts["verbs"]
     generation = await begin(
-        state_of(request), slot.name, request, "generate" if "generate" in verbs else verbs[0]
+        state_of(request), served.name, request, "generate" if "generate" in verbs else verbs[0]
     )
     try:
-        return Json(_facts(generation.lease.llm, slot))
+        return Json(_facts(generation.lease.llm, served))
     finally:
         generation.close()
 
 
-def _facts(llm: Any, slot: Slot) -> dict[str, Any]:
+def _facts(llm: Any, served: ServedModel) -> dict[str, Any]:
     if isinstance(llm, TaskModel):
         raise unsupported(f"{llm.name} has no tokenizer that can be shown", "model")
     tokenizer = llm.tokenizer
@@ -55,5 +55,5 @@ def _facts(llm: Any, slot: Slot) -> dict[str, Any]:
         "added_tokens_decoder": {str(token): {"content": text, "special": True} for text, token in specials},
         "model_max_length": llm.context_length,
         "vocab_size": tokenizer.n_vocab,
-        "chat_template": slot.facts["template"] or None,
+        "chat_template": served.facts["template"] or None,
     }

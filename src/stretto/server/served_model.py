@@ -36,7 +36,7 @@ TASK_FACTOR = 2  # an ONNX file is in memory once as it is and once as its runti
 
 
 @dataclass
-class Slot:
+class ServedModel:
     """A model, loaded or not."""
 
     entry: ModelEntry
@@ -106,20 +106,22 @@ class Slot:
             self.seconds[verb] += time.monotonic() - started
 
 
-def context_of(slot: Slot, settings: Settings) -> int:
+def context_of(served: ServedModel, settings: Settings) -> int:
     """The tokens that one request may have."""
-    if isinstance(slot.llm, EngineModel):
-        return slot.llm.context_length
-    length: int = slot.facts["context_length"]
+    if isinstance(served.llm, EngineModel):
+        return served.llm.context_length
+    length: int = served.facts["context_length"]
     return min(length, AUTO_CELLS if isinstance(settings.cells, str) else settings.cells)
 
 
-def slot_of(entry: ModelEntry, settings: Settings, limit: int) -> Slot:
+def make_served(entry: ModelEntry, settings: Settings, limit: int) -> ServedModel:
     """Read the head of a model's file; raises for a model that can never be loaded within `limit` bytes."""
-    return _task_slot(entry, limit) if is_task(entry.source) else _file_slot(entry, settings, limit)
+    return (
+        _make_task_model(entry, limit) if is_task(entry.source) else _make_file_model(entry, settings, limit)
+    )
 
 
-def _task_slot(entry: ModelEntry, limit: int) -> Slot:
+def _make_task_model(entry: ModelEntry, limit: int) -> ServedModel:
     packaged = hub.known().get(entry.source)
     path = hub.resolve(entry.source)
     if not path.is_file():
@@ -144,10 +146,10 @@ def _task_slot(entry: ModelEntry, limit: int) -> Slot:
         "verbs": packaged.verbs if packaged else (),
         "memory": {"weights": TASK_FACTOR * nbytes, "working": WORKING_BYTES},
     }
-    return Slot(entry, path, need, facts, is_task=True)
+    return ServedModel(entry, path, need, facts, is_task=True)
 
 
-def _file_slot(entry: ModelEntry, settings: Settings, limit: int) -> Slot:
+def _make_file_model(entry: ModelEntry, settings: Settings, limit: int) -> ServedModel:
     path = hub.resolve(entry.source, check=check_download)
     with open_weights(path) as file:
         spec = read_spec(file)
@@ -192,7 +194,7 @@ def _file_slot(entry: ModelEntry, settings: Settings, limit: int) -> Slot:
             f"{megabytes(cache)} for {cells:,} cells, {megabytes(WORKING_BYTES)} to work with), "
             f"and models may take {megabytes(limit)}; give fewer --cells, or more --memory"
         )
-    return Slot(entry, path, need, facts, repack)
+    return ServedModel(entry, path, need, facts, repack)
 
 
 def _check_adapters(entry: ModelEntry, spec: ModelSpec) -> int:
