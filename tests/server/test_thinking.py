@@ -133,6 +133,14 @@ def test_template_arguments():
             assert (answer["prompt_eval_count"], answer["message"]["content"]) == (expected, "Yes.")
 
 
+def test_a_switch_as_in_anthropics_messages():
+    with visiting(lambda entry: make("qwen3", "Yes.")) as (_, web):
+        off = web.post(CHAT, json={**ASKED, "reasoning_effort": "none"}).json()["usage"]["prompt_tokens"]
+        for kind, is_off in (("disabled", True), ("enabled", False), ("adaptive", False)):
+            answer = web.post(CHAT, json={**ASKED, "thinking": {"type": kind}})
+            assert (answer.json()["usage"]["prompt_tokens"] == off) is is_off
+
+
 def test_effort_reaches_a_template_that_reads_it():
     with visiting(lambda entry: make("gpt-oss", "<|channel|>final<|message|>Yes.")) as (server, web):
         for path, body in (
@@ -222,10 +230,8 @@ def test_a_message_may_be_nothing_but_reasoning():
 BUDGETS = {
     "/v1/chat/completions": {"messages": HELLO, "thinking_budget_tokens": 9},
     "/v1/chat/completions ": {"messages": HELLO, "thinking_token_budget": 9},
-    "/v1/messages": {
-        "messages": HELLO,
-        "thinking": {"type": "enabled", "budget_tokens": 9},
-    },
+    "/chat/completions": {"messages": HELLO, "thinking": {"type": "enabled", "budget_tokens": 9}},
+    "/v1/messages": {"messages": HELLO, "thinking": {"type": "enabled", "budget_tokens": 9}},
 }
 
 
@@ -258,29 +264,35 @@ def test_efforts_that_cannot_be_set_are_told():
 WISHES = {  # for a model that does not think
     "/v1/chat/completions": [
         {"reasoning_effort": "high"},
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
         {"chat_template_kwargs": {"enable_thinking": True}},
         {"chat_template_kwargs": {"reasoning_effort": "low"}},
     ],
     "/v1/responses": [{"reasoning": {"effort": "high"}}],
     "/v1/messages": [{"thinking": {"type": "enabled", "budget_tokens": 1024}}],
     "/api/chat": [{"think": True}, {"think": "high"}],
+    "/api/generate": [{"think": True}, {"think": "high"}],
 }
 REFUSALS = {  # which any such model grants
     "/v1/chat/completions": [
         {"reasoning_effort": "none"},
         {"chat_template_kwargs": {"enable_thinking": False}},
+        {"chat_template_kwargs": {"enable_thinking": None, "reasoning_effort": None}},
+        {"thinking": {"type": "disabled"}},
         {"thinking_budget_tokens": 5},
         {"thinking_budget_tokens": -1},
     ],
     "/v1/responses": [{"reasoning": {"effort": "none"}}],
     "/v1/messages": [{"thinking": {"type": "disabled"}}, {"thinking": {"type": "adaptive"}}],
     "/api/chat": [{"think": False}],
+    "/api/generate": [{"think": False}, {"think": False, "raw": True}],
 }
 BODIES = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
     "/v1/responses": {"input": "Hi"},
     "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50},
     "/api/chat": {"messages": [{"role": "user", "content": "Hi"}], "stream": False},
+    "/api/generate": {"prompt": "Hi", "stream": False},
 }
 
 

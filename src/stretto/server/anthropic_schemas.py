@@ -6,7 +6,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from stretto.server.schema_base import LABEL, NEUTRAL, Body, ForModel, Name, Number, Stop, Text
+from stretto.server.schema_base import (
+    LABEL,
+    NEUTRAL,
+    Body,
+    ForModel,
+    Name,
+    Number,
+    Stop,
+    Text,
+    ThinkingSwitch,
+)
 
 Data = Annotated[str, Field(min_length=1, max_length=1 << 26)]
 
@@ -167,16 +177,9 @@ class ToolChoice(Body):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(Body):
-    """Whether the model thinks, where its template has a switch; "adaptive" leaves it to the model."""
+class Thinking(ThinkingSwitch):
+    """Whether the model thinks, and whether its thoughts are sent."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: (
-        Annotated[
-            int, Field(ge=1, lt=1 << 31, description="So many tokens of thinking at most; then comes text.")
-        ]
-        | None
-    ) = None
     display: Literal["summarized", "omitted"] | None = None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import NoneType
 from typing import Any
 
 from stretto import Image
@@ -31,11 +32,14 @@ async def prompt_of(
 ) -> Prompt:
     """A function that makes the prompt, to be called in a thread: templates and tokenizers take time.
 
-    `thinking` are template arguments in place of those for `reasoning_effort`.
+    `thinking` are template arguments in place of those for `thinking` and `reasoning_effort`.
     """
     llm, warn = generation.lease.llm, generation.warn
     if thinking is None:
-        thinking = thinking_of(llm, body.reasoning_effort, "reasoning_effort", warn)
+        switch = body.thinking.type if body.thinking is not None else "adaptive"
+        think = None if switch == "adaptive" else switch == "enabled"
+        thinking = thinking_of(llm, think, "thinking", warn)
+        thinking |= thinking_of(llm, body.reasoning_effort, "reasoning_effort", warn)
     arguments = thinking | granted(llm, body.chat_template_kwargs or {}, warn)
     urls = {
         (i, j): part.image_url.url
@@ -95,7 +99,7 @@ def granted(llm: LLM, arguments: dict[str, Any], warn: Warn) -> dict[str, Any]:
     """Template arguments; those about thinking by the names that this model's template has, if it thinks."""
     found: dict[str, Any] = {}
     for name, value in arguments.items():
-        is_wish = isinstance(value, bool if name in SWITCHES else str)
+        is_wish = isinstance(value, (bool if name in SWITCHES else str, NoneType))
         if name in (*SWITCHES, *EFFORTS) and name not in llm.template_variables and is_wish:
             found |= thinking_of(llm, value, f"chat_template_kwargs.{name}", warn)
         else:

@@ -7,7 +7,13 @@ from difflib import get_close_matches
 
 from stretto.options.other_names import OURS
 
-FIELDS = {"adapter": "lora", "template": "chat_template_kwargs", "continues": "continue_token_ids"}
+FIELDS = {
+    "adapter": "lora",
+    "template": "chat_template_kwargs",
+    "continues": "continue_token_ids",
+    "reasoning_budget": "thinking_budget_tokens",
+    "thinking_budget": "thinking_budget_tokens",
+}
 """Options of the library, and the fields of a request that set them."""
 
 # What to send instead, where another name is not the whole answer, and the field that this needs.
@@ -15,6 +21,7 @@ ADVICE = {
     "do_sample": ("temperature", "temperature 0 always takes the most probable token"),
     "enable_thinking": ("chat_template_kwargs", 'send chat_template_kwargs: {"enable_thinking": false}'),
     "options": ("temperature", "its fields stand beside the others here: temperature, top_p, seed …"),
+    "reasoning": ("reasoning_effort", "send reasoning_effort, or thinking_budget_tokens for a number"),
     "system": ("messages", 'send it as the first message, with "role": "system"'),
     "think": ("reasoning_effort", 'send reasoning_effort: "none", or another'),
 }

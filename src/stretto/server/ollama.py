@@ -159,7 +159,7 @@ def _whole(body: GenerateRequest, made: Made, system: str) -> Callable[[Tokenize
         return None
     if body.images:
         raise ApiError(400, "images have no place in a raw prompt; leave raw away", param="images")
-    if body.think is not None:
+    if body.think:
         raise ApiError(400, "think has no place in a raw prompt; leave it out", param="think")
     if suffix:
         if body.raw or body.system or body.template:

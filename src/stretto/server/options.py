@@ -143,8 +143,8 @@ def chat_options(body: ChatRequest, limits: RequestLimits) -> dict[str, Any]:
         if body.max_tokens not in (None, most):
             raise ApiError(400, "max_tokens and max_completion_tokens differ; give one", param="max_tokens")
         options["max_tokens"] = most
-    budgets = [body.thinking_budget_tokens, body.thinking_token_budget]
-    for budget in budgets:
+    switch = body.thinking.budget_tokens if body.thinking is not None else None
+    for budget in (body.thinking_budget_tokens, body.thinking_token_budget, switch):
         if budget is not None and budget >= 0:
             options["reasoning_budget"] = min(budget, options.get("reasoning_budget", budget))
     if body.top_logprobs is not None and not body.logprobs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import Query
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
@@ -46,6 +46,18 @@ class Body(BaseModel):
         schema = handler(source)
         fail_fast(schema)
         return schema
+
+
+class ThinkingSwitch(Body):
+    """Whether the model thinks, where its template has a switch; "adaptive" leaves it to the model."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: (
+        Annotated[
+            int, Field(ge=1, lt=1 << 31, description="So many tokens of thinking at most; then comes text.")
+        ]
+        | None
+    ) = None
 
 
 class NumberedAdapter(Body):

@@ -19,6 +19,7 @@ from stretto.server.schema_base import (
     NumberedAdapters,
     Stop,
     Text,
+    ThinkingSwitch,
     Tokens,
 )
 from stretto.server.vllm_schemas import VllmSampling
@@ -319,6 +320,7 @@ class ChatRequest(Sampling):
         ]
         | None
     ) = None
+    thinking: Annotated[ThinkingSwitch, Field(description="As in Anthropic's messages.")] | None = None
     thinking_budget_tokens: (
         Annotated[int, Field(ge=-1, lt=1 << 31, description="Tokens of reasoning at most; -1: any number.")]
         | None
