@@ -61,6 +61,7 @@ GIVEN: dict[str, dict[str, tuple[str, ...]]] = {
     },
     DEFINITION: {
         "docs/explanation/decisions.md": ("95 %",),
+        "docs/explanation/engine.md": ("2 %",),
         "docs/reference/bench.md": ("100 %",),
         "docs/explanation/replica-routing.md": ("20 s", "214"),
         "docs/how-to/replicas.md": ("8404", "9101"),
