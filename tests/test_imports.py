@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "stretto"
 ALLOWED = {
     "errors": set(),
     "options": set(),
+    "options.keywords": {"drafts", "engine.types", "parallel.types", "structured", "tools.check"},  # types
     "weights": set(),
     "text": {"weights"},
     "models": {"weights"},

@@ -10,10 +10,11 @@ import pytest
 import stretto
 from stretto.engine.branch import Branching
 from stretto.engine.options import Options
-from stretto.engine.params import NAMES, SAMPLING_NAMES, Keywords, RequestParams
+from stretto.engine.params import NAMES, SAMPLING_NAMES, RequestParams
 from stretto.options import generating, loading, parallel
 from stretto.options.documenting import page
-from stretto.parallel.options import ParallelOptions, ParallelParams
+from stretto.options.keywords import Keywords, ParallelOptions
+from stretto.parallel.options import ParallelParams
 from stretto.sampling.params import SamplingParams
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "options.md"

@@ -12,10 +12,11 @@ import pytest
 from stretto import Limits
 from stretto.engine.branch import Branching
 from stretto.engine.combinations import PARALLEL, REFUSALS
-from stretto.engine.params import SAMPLING_NAMES, Keywords
+from stretto.engine.params import SAMPLING_NAMES
 from stretto.errors import InvalidRequest, QueueFull
 from stretto.hooks import Ban, Bias, Force, Guidance, HookRow, NativeHook, NoRepeat, Watcher
-from stretto.parallel import ParallelOptions, ParallelStep
+from stretto.options.keywords import Keywords, ParallelOptions
+from stretto.parallel import ParallelStep
 from stretto.parallel.output import HeldSteps
 from stretto.testing import END, byte_tokenizer, mock_llm
 

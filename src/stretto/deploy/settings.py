@@ -15,8 +15,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from stretto.errors import InvalidRequest
-from stretto.options.loading import CacheType
-from stretto.server.settings import ModelEntry, RequestLimits, Settings, api_keys
+from stretto.options.loading import CacheType, Precision
+from stretto.options.serving import BY_NAME, Log
+from stretto.server.settings import ModelEntry, Settings, api_keys
 
 DEPLOYMENT = "stretto"  # the name of the deployment in each application
 SPARE_REQUESTS = 64  # beside those that generate: pages, health checks, metrics
@@ -51,6 +52,12 @@ class Autoscaling(_Fields):
         return self
 
 
+def setting(name: str, default: Any = None) -> Any:
+    """A field that is an option of the server; `default` in place of the server's."""
+    option = BY_NAME[name]
+    return Field(option.default if default is None else default, description=option.meaning)
+
+
 class DeploySettings(_Fields):
     """A model and its replicas; the fields of a YAML file's `args:`."""
 
@@ -75,19 +82,15 @@ class DeploySettings(_Fields):
     )
     labels: dict[str, str] = Field({}, description="labels that a node must have, as {zone: a}")
 
-    cells: Annotated[int, Field(ge=16, lt=1 << 31)] | Literal["auto"] = Field(
-        8192, description="the KV cache of each replica in tokens, or auto on a whole GPU"
-    )
-    kv: CacheType = Field("f16", description="f16, q8, f32, and on GPUs bf16 or fp8")
-    precision: Literal["standard", "high"] = Field("standard", description="standard or high")
-    backend: str = Field("auto", description="a backend, or auto")
-    device: str = Field("auto", description="a device, or auto: cuda with gpus, else cpu")
+    cells: int | Literal["auto"] = setting("cells")
+    kv: CacheType = setting("kv")
+    precision: Precision = setting("precision")
+    backend: str = setting("backend")
+    device: str = setting("device")
     share_weights: bool = Field(
         True, description="true or false: replicas of a node map one file of packed weights"
     )
-    memory: Annotated[int, Field(gt=0)] | None = Field(
-        None, description="bytes that a replica's model may take"
-    )
+    memory: int | None = setting("memory")
 
     api_key_file: str | None = Field(
         None, description="a file with keys, one a line, on every node; STRETTO_API_KEY there is one more"
@@ -95,30 +98,28 @@ class DeploySettings(_Fields):
     admin_key_file: str | None = Field(
         None, description="a file with admin keys, one a line, on every node; STRETTO_ADMIN_KEY too"
     )
-    share_prefixes: bool = Field(False, description="true or false: keys share the prefix cache")
-    no_auth: bool = Field(False, description="true or false: serve without keys, also beyond this machine")
+    share_prefixes: bool = setting("share_prefixes")
+    no_auth: bool = setting("no_auth")
     allow_hosts: tuple[str, ...] = Field((), description="names of the server, where it has no keys")
     allow_origins: tuple[str, ...] = Field((), description="origins of web pages that may use it")
-    remote_images: bool = Field(False, description="true or false: fetch images from public URLs")
+    remote_images: bool = setting("remote_images")
 
-    repeat_guard: bool = Field(True, description="true or false: end texts that repeat themselves")
-    max_running: Annotated[int, Field(ge=1, le=65536)] = Field(
-        64, description="requests that run at once on one replica"
-    )
-    max_queue: Annotated[int, Field(ge=0, le=65536)] = Field(
-        256, description="requests that wait at one replica; more are refused with 429"
-    )
-    max_seconds: Seconds = Field(600.0, description="seconds that a request may take")
-    max_body: Annotated[int, Field(gt=0, le=1 << 40)] = Field(16 << 20, description="bytes of a body")
-    max_n: Annotated[int, Field(ge=1, le=65536)] = Field(16, description="texts from one prompt")
-    grace_seconds: Seconds = Field(60.0, description="seconds that running requests have when a replica goes")
-    log: Literal["quiet", "text", "json"] = Field("quiet", description="quiet, text or json")
+    repeat_guard: bool = setting("repeat_guard", True)
+    max_running: int = setting("max_running")
+    max_queue: int = setting("max_queue")
+    max_seconds: float = setting("max_seconds")
+    max_body: int = setting("max_body")
+    max_n: int = setting("max_n")
+    grace_seconds: float = setting("grace_seconds", 60.0)
+    log: Log = setting("log")
     routing: Literal["prefix", "ray"] = Field(
         "prefix", description="prefix: to the replica that holds the longest prefix; ray: as Ray does"
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> DeploySettings:
+        for name in SHARED:
+            BY_NAME[name].check(getattr(self, name))
         if self.autoscaling is not None and "replicas" in self.model_fields_set:
             raise ValueError("replicas and autoscaling are both given; leave one of them out")
         if self.gpus > 1 and self.gpus != int(self.gpus):
@@ -158,32 +159,21 @@ class DeploySettings(_Fields):
         Keys are read where the replica runs, so that they are not among what Ray keeps of a deployment.
         """
         device = "cuda" if self.gpus and self.device == "auto" else self.device
-        return Settings(
+        return Settings.of(
+            vars(self),
             models=(self.entry,),
             host=host,
             port=0,
             api_keys=_keys(self.api_key_file, "api") if keys else (),
             admin_keys=_keys(self.admin_key_file, "admin") if keys else (),
-            share_prefixes=self.share_prefixes,
-            no_auth=self.no_auth,
             origins=self.allow_origins,
             hosts=self.allow_hosts,
-            remote_images=self.remote_images,
-            memory=self.memory,
-            cells=self.cells,
-            kv=self.kv,
-            precision=self.precision,
             repack="shared" if self.share_weights else "auto",
-            backend=self.backend,
             device=device,
-            threads=self.threads,
-            repeat_guard=self.repeat_guard,
-            max_running=self.max_running,
-            max_queue=self.max_queue,
-            grace_seconds=self.grace_seconds,
-            log=self.log,
-            limits=RequestLimits(n=self.max_n, seconds=self.max_seconds, body=self.max_body),
         )
+
+
+SHARED = [name for name in BY_NAME if name in DeploySettings.model_fields and name != "threads"]
 
 
 def _keys(file: str | None, kind: str) -> tuple[str, ...]:
@@ -201,6 +191,11 @@ def _explained(cls: type[BaseModel], error: ValidationError) -> InvalidRequest:
         str(part) for part in first["loc"] if not str(part).startswith(("int", "literal", "constrained"))
     ]
     name = ".".join(where)
+    if name in SHARED:
+        try:
+            BY_NAME[name].check(first["input"])
+        except InvalidRequest as refused:
+            return refused
     if first["type"] == "value_error":
         return InvalidRequest(str(first["ctx"]["error"]), param=name or None)
     if first["type"] == "extra_forbidden":

@@ -18,7 +18,7 @@ from stretto.engine.combinations import check_combinations
 from stretto.engine.decoders.plain import PlainDecoder
 from stretto.engine.engine import Engine
 from stretto.engine.output import TextOutput, Thoughts
-from stretto.engine.params import Keywords, RequestParams
+from stretto.engine.params import RequestParams
 from stretto.engine.request import Request
 from stretto.engine.sequence import Sequence, track_in
 from stretto.engine.track import Track
@@ -34,12 +34,6 @@ if TYPE_CHECKING:
     from stretto.structured import Constraint, Guide
 
 Prompt = list[int] | Sequence
-
-
-class BranchKeywords(Keywords, total=False):
-    """Keyword arguments of `generate`, with `n`."""
-
-    n: int | None
 
 
 @documented(BRANCHING)

@@ -15,13 +15,7 @@ from stretto.text.arguments import check_mapping
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from stretto.engine.branch import BranchKeywords
-
-    class OptionKeywords(BranchKeywords, total=False):
-        """All options there are: those of `generate`, and `template` of `chat`."""
-
-        template: Mapping[str, Any] | None
-
+    from stretto.options.keywords import OptionKeywords
 
 MAX_TOKEN = 1 << 31  # a token id that any vocabulary could have; the model itself checks the rest
 

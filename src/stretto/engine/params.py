@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,54 +31,6 @@ Stop = str | Callable[[str], bool]
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 8192  # of all together
 MAX_LOGPROBS = int(BY_NAME["logprobs"].high)
-
-
-class SamplingOptions(TypedDict, total=False):
-    """Keyword arguments of everything that samples; `stretto.options` says what they mean."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[int, float] | None
-
-
-class Keywords(SamplingOptions, total=False):
-    """Keyword arguments of `generate`, `stream` and `chat`; `stretto.options` says what they mean."""
-
-    max_tokens: int | None
-    seed: int | None
-    stop: Stop | Iterable[Stop]
-    stop_tokens: Iterable[int]
-    ignore_eos: bool
-    repeat_guard: bool
-    min_tokens: int
-    include_stop: bool
-    special: bool
-    timeout: float | None
-    logprobs: int
-    logprob_tokens: Iterable[int]
-    sampled_logprobs: bool
-    hooks: Iterable[Hook]
-    grammar: Grammar | Mapping[str, Any] | None
-    callback: Callback | None
-    loop: Literal["auto", "python", "fused"]
-    priority: int
-    best_of: int | None
-    beams: int | None
-    length_penalty: float
-    overflow: Literal["error", "shift"]
-    keep: int
-    draft: Drafter | Literal["lookup"] | None
-    draft_branches: int
-    reasoning: bool
-    reasoning_budget: int | None
-    adapter: str | Mapping[str, float] | None
-    cache_salt: str | None
-    continues: int
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from stretto.cache.items import ImageLike
-    from stretto.engine.params import SamplingOptions
+    from stretto.options.keywords import SamplingOptions
 
 
 # Tokens of several tracks drawn together, by the threads of a backend that has its logits in main memory.

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from stretto.backends.base import Pooling
-    from stretto.engine.params import SamplingOptions
-    from stretto.parallel import ParallelOptions, ParallelStream, ParallelText
+    from stretto.options.keywords import ParallelOptions, SamplingOptions
+    from stretto.parallel import ParallelStream, ParallelText
     from stretto.parallel.stream import AsyncParallelStream
     from stretto.structured import Compiled, Grammar, Guide
     from stretto.vision.vision import Vision

@@ -125,22 +125,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from stretto.engine.aio import AsyncStream, AsyncTexts
-    from stretto.engine.params import Keywords
+    from stretto.options.keywords import ChatKeywords, GenerateKeywords, Keywords
     from stretto.tools.check import Choice, Tools
     from stretto.tools.plan import ToolPlan
-
-    class GenerateKeywords(Keywords, total=False):
-        """Keyword arguments of `generate`."""
-
-        progress: bool
-
-    class ChatKeywords(Keywords, total=False):
-        """Keyword arguments of `chat` and `achat`."""
-
-        tools: Tools | None
-        tool_choice: Choice | None
-        parallel_tool_calls: bool | None
-        template: Mapping[str, Any] | None
 
 
 Prompts = list[str] | list[list[int]] | list[Parts] | list[Sequence]

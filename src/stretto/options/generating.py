@@ -8,12 +8,13 @@ from typing import Any, Literal
 from stretto.options.option import Option, table, taken_by
 
 MIN_TEMPERATURE = 1e-6  # smaller numbers overflow when logits are divided by them as floats
-MAX_COUNT = 1 << 31  # of tokens
+MAX_COUNT = (1 << 31) - 1  # of tokens
 MAX_SEED = (1 << 64) - 1
 MAX_BRANCHES = 256
 MAX_SALT_LENGTH = 256
 
 TEXTS = "generate stream chat"  # calls that make texts
+_STOP = "str | Callable[[str], bool]"
 
 
 def _is_salt(value: Any) -> bool:
@@ -57,7 +58,7 @@ LIMITS = table(
         "The same seed gives the same tokens on one machine; by default a fresh one.",
         low=0, high=MAX_SEED, at=f"{TEXTS} default", commands="run chat", panel="Sampling",
         aka=("random_seed", "generator", "rng")),
-    Option("stop", "Stop | Iterable[Stop]", (),
+    Option("stop", f"{_STOP} | Iterable[{_STOP}]", (),
         "Strings that end the text and are not part of it, and functions of the text so far that return True "
         "to end it.",
         words="str | function | list", at=f"{TEXTS} parallel request", commands="run chat parallel",
@@ -95,7 +96,7 @@ CONTROL = table(
         words="list[int]", aka=("logprob_token_ids", "token_ids_logprob")),
     Option("sampled_logprobs", bool, False,
         "logprobs of the distribution that tokens are drawn from, after all samplers; not the model's own."),
-    Option("hooks", "Iterable[Hook]", (),
+    Option("hooks", "Iterable[Callable[[NDArray[np.float32], list[int]], None]]", (),
         "Functions of (logits, tokens) that run before each token and may change the logits in place "
         "(stretto docs control).",
         words="list of functions", at=f"{TEXTS} parallel", aka=("logits_processor", "logits_processors")),
@@ -103,7 +104,7 @@ CONTROL = table(
         "What the text must look like: a JSON schema, or a stretto.Grammar (stretto docs grammars).",
         words="Grammar | dict | None", at=f"{TEXTS} parallel",
         aka=("guided_json", "guided_decoding", "structured_outputs", "json_schema")),
-    Option("callback", "Callback | None", None,
+    Option("callback", "Callable[[Token], Any] | None", None,
         "Called with each Token; returning False ends the generation.",
         words="function | None", at=f"{TEXTS} parallel",
         test=lambda value: value is None or callable(value), takes="a function",

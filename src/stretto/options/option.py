@@ -77,6 +77,14 @@ class Option:
             if self.low < value < self.least:
                 self._refuse(name, value, f"{self.low:g} or at least {self.least:g}")
 
+    def read(self, text: str) -> Any:
+        """The value that a text is; raises ValueError for one that is no number where one is wanted.
+
+        >>> Option("top_p", float, 0.95, "").read("0.5")
+        0.5
+        """
+        return next((kind(text) for kind in (int, float) if kind in self.kinds), text)
+
     def _refuse(self, name: str, value: Any, taken: str) -> None:
         remedy = value_remedy(self.name, value)
         message = f"{name} must be {taken}, not {value!r:.100}{remedy}"

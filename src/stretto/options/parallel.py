@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from stretto.options.generating import BY_NAME, GENERATE
 from stretto.options.option import Option, table, taken_by
 
 OWN = table(
-    Option("threshold", "float | Schedule", 0.15,
+    Option("threshold", "float | Callable[[float], float]", 0.15,
         "Keep every token at least so probable: a number above 0 up to 1, or a function of how much of the "
         "run has passed (Linear, Cosine, Bezier).",
         words="float | schedule"),
-    Option("mode", "Mode", "isolated",
+    Option("mode", 'Literal["isolated", "visible"] | ArrayLike | Callable[[list[Member]], ArrayLike]',
+        "isolated",
         "Whether tokens of one position see each other: no, all, by a boolean matrix, or by a function of "
         "the members that makes one.",
         words='"isolated" | "visible" | matrix | function'),
@@ -38,5 +40,8 @@ OWN = table(
 PARALLEL = (
     Option("stream", bool, False, "Return a stream of steps instead of the result."),
     *OWN,
-    *taken_by(GENERATE, "parallel"),
+    *(
+        replace(one, type="Callable[[ParallelStep], Any] | None") if one.name == "callback" else one
+        for one in taken_by(GENERATE, "parallel")
+    ),
 )

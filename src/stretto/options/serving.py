@@ -104,6 +104,7 @@ OWN = table(
     commands=SHARED,
 )  # fmt: skip
 
+LIMITS = {"max_n": "n", "max_seconds": "seconds", "max_body": "body"}  # as limits of requests have them
 SERVE = (*MACHINE, *OWN, GENERATING["repeat_guard"])
 FLAGS = (*_MODELS, *_KEYS, *OWN)
 BY_NAME = {option.name: option for option in SERVE}

@@ -6,7 +6,8 @@
 stretto docs explanation/parallel says what that means exactly.
 """
 
-from stretto.parallel.options import Bezier, Cosine, Linear, ParallelOptions, ParallelParams, parallel_params
+from stretto.options.keywords import ParallelOptions
+from stretto.parallel.options import Bezier, Cosine, Linear, ParallelParams, parallel_params
 from stretto.parallel.render import Loop, ParallelText
 from stretto.parallel.run import Run, new_run, run_all
 from stretto.parallel.stream import ParallelStream

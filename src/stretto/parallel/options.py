@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, fields
 from math import cos, pi
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from stretto.engine.combinations import check_combinations, check_parallel
-from stretto.engine.params import Hook, RequestParams, Stop, request_params
+from stretto.engine.params import RequestParams, request_params
 from stretto.errors import InvalidRequest
 from stretto.options.documenting import documented
+from stretto.options.option import without
 from stretto.options.other_names import unknown_name
 from stretto.options.parallel import OWN as OWN_OPTIONS
+from stretto.options.parallel import PARALLEL
 from stretto.parallel.sets import Matrix
-from stretto.parallel.types import Member, ParallelStep
+from stretto.parallel.types import Member
 from stretto.sampling.params import check_number
-from stretto.structured import Grammar
 
 # Thresholds that change over a run: functions of how much of it has passed, from 0 to 1.
 
@@ -90,31 +91,6 @@ class Bezier(_Checked):
 
 
 Mode = Literal["isolated", "visible"] | ArrayLike | Callable[[list[Member]], ArrayLike]
-
-
-class ParallelOptions(TypedDict, total=False):
-    """Keyword arguments of `llm.parallel`; `stretto.options` says what they mean."""
-
-    threshold: float | Schedule
-    mode: Mode
-    max_width: int
-    combine: Literal["mixture", "best"]
-    prune: float | None
-    prune_after: int
-    temperature: float
-    delay: int
-    attention: bool | Literal["mean"]
-    max_tokens: int | None
-    stop: Stop | Iterable[Stop]
-    stop_tokens: Iterable[int]
-    ignore_eos: bool
-    timeout: float | None
-    hooks: Iterable[Hook]
-    grammar: Grammar | Mapping[str, Any] | None
-    callback: Callable[[ParallelStep], Any] | None
-    priority: int
-    adapter: str | Mapping[str, float] | None
-    cache_salt: str | None
 
 
 @documented(OWN_OPTIONS)
@@ -200,4 +176,4 @@ def parallel_params(options: Mapping[str, Any], n_vocab: int) -> tuple[ParallelP
 
 
 OWN = tuple(field.name for field in fields(ParallelParams))
-NAMES = tuple(ParallelOptions.__annotations__)
+NAMES = tuple(option.name for option in without(PARALLEL, "stream"))

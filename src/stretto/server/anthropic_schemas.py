@@ -16,6 +16,7 @@ from stretto.server.schema_base import (
     Stop,
     Text,
     ThinkingSwitch,
+    within,
 )
 
 Data = Annotated[str, Field(min_length=1, max_length=1 << 26)]
@@ -235,12 +236,12 @@ class CountRequest(ForModel):
 class MessagesRequest(CountRequest):
     """`POST /v1/messages`."""
 
-    max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)]
+    max_tokens: Annotated[int, within("max_tokens", ge=0)]
     stream: bool | None = False
     stop_sequences: Annotated[list[Stop], Field(max_length=64)] | None = None
-    temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    temperature: Annotated[Number, within("temperature")] | None = None
+    top_p: Annotated[Number, within("top_p", ge=0)] | None = None
+    top_k: Annotated[int, within("top_k")] | None = None
     repeat_guard: bool | None = None
     metadata: Annotated[Metadata, Field(description=LABEL)] | None = None
     service_tier: Annotated[Literal["auto", "standard_only"], Field(description=NEUTRAL)] | None = None

@@ -9,10 +9,10 @@ from typing import Any
 from stretto.engine.combinations import check_combinations
 from stretto.engine.params import request_params
 from stretto.errors import InvalidRequest
+from stretto.options.generating import BY_NAME, OPTIONS
+from stretto.options.option import taken_by
 
-INTEGERS = ("top_k", "seed", "max_tokens", "keep")
-NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-NAMES = (*NUMBERS, *INTEGERS, "overflow")
+NAMES = tuple(option.name for option in taken_by(OPTIONS, "default"))
 
 
 def parse_defaults(given: Sequence[str]) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def parse_defaults(given: Sequence[str]) -> dict[str, Any]:
                 param="default",
             )
         try:
-            options[name] = int(value) if name in INTEGERS else float(value) if name in NUMBERS else value
+            options[name] = BY_NAME[name].read(value)
         except ValueError:
             raise InvalidRequest(
                 f"--default {name} must be a number, not {value[:100]!r}", param=name

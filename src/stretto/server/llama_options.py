@@ -7,18 +7,15 @@ from typing import Any
 from stretto.server.errors import ApiError
 from stretto.server.llama_schemas import NativeSampling
 from stretto.server.options import repeat_penalty
+from stretto.server.schema_base import plain_options
 from stretto.server.settings import RequestLimits
 from stretto.server.structured import named_grammar
 from stretto.text.tokenizer import Tokenizer
 
-SAME_WORDS = "temperature top_p min_p stop presence_penalty frequency_penalty ignore_eos repeat_guard"
-SAME = tuple(SAME_WORDS.split())
-
 
 def native_options(body: NativeSampling, limits: RequestLimits) -> dict[str, Any]:
     """The options, but for `logit_bias`, whose texts need a tokenizer."""
-    options: dict[str, Any] = {name: getattr(body, name) for name in SAME}
-    options = {"n": 1, **{name: value for name, value in options.items() if value is not None}}
+    options: dict[str, Any] = {"n": 1, **plain_options(body)}
     if body.top_k is not None:
         options["top_k"] = max(0, body.top_k)  # -1: all
     if (penalty := repeat_penalty(body)) is not None:

@@ -16,6 +16,7 @@ from stretto.server.schema_base import (
     NumberedAdapters,
     Stop,
     Text,
+    within,
 )
 from stretto.server.schemas import Message, Tool
 
@@ -56,16 +57,16 @@ class DetokenizeTokens(ForModel):
 class NativeSampling(LlamaSamplers):
     """The fields that `/completion` and `/infill` share."""
 
-    n_predict: Annotated[int, Field(ge=-2, lt=1 << 31)] | None = Field(
+    n_predict: Annotated[int, within("max_tokens", ge=-2)] | None = Field(
         None,
         description="Generate at most so many tokens; below 0: to the context's end; 0: compute the prompt.",
     )
-    temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
-    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
-    frequency_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
+    temperature: Annotated[Number, within("temperature")] | None = None
+    top_k: Annotated[int, within("top_k", ge=-1)] | None = None
+    top_p: Annotated[Number, within("top_p", ge=0)] | None = None
+    min_p: Annotated[Number, within("min_p")] | None = None
+    presence_penalty: Annotated[Number, within("presence_penalty")] | None = None
+    frequency_penalty: Annotated[Number, within("frequency_penalty")] | None = None
     logit_bias: (
         Annotated[
             dict[Annotated[str, Field(max_length=1000)], Bias] | list[Any],
@@ -73,7 +74,7 @@ class NativeSampling(LlamaSamplers):
         ]
         | None
     ) = None
-    seed: Annotated[int, Field(ge=-1, lt=1 << 64)] | None = None
+    seed: Annotated[int, within("seed", ge=-1)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
     ignore_eos: bool | None = None
     repeat_guard: bool | None = None

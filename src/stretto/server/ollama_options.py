@@ -7,12 +7,8 @@ from typing import Any
 
 from stretto.server.errors import ApiError
 from stretto.server.ollama_schemas import Options, RequestOptions
+from stretto.server.schema_base import plain_options
 
-NAMES = {"repeat_penalty": "repetition_penalty"}
-SAME_WORDS = (
-    "temperature top_k top_p min_p repeat_penalty presence_penalty frequency_penalty stop repeat_guard"
-)
-SAME = tuple(SAME_WORDS.split())
 # Options that would change the answer, and the values at which they do not.
 NEUTRAL: dict[str, tuple[float, ...]] = {
     "mirostat": (0,),
@@ -29,9 +25,9 @@ def engine_options(given: Options | None) -> dict[str, Any]:
     if given is None:
         return options
     _check_neutral(given)
-    options.update(
-        {NAMES.get(name, name): value for name in SAME if (value := getattr(given, name)) is not None}
-    )
+    options.update(plain_options(given))
+    if given.repeat_penalty is not None:
+        options["repetition_penalty"] = given.repeat_penalty
     if options.get("top_k") == -1:
         options["top_k"] = 0  # all
     if given.repeat_last_n == 0:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from stretto.server.errors import ApiError
-from stretto.server.schema_base import Body, Name, Number, Stop, Text
+from stretto.server.schema_base import Body, Name, Number, Stop, Text, within
 
 Format = Literal["", "json"] | dict[str, Any]
 KeepAlive = str | int | float
@@ -21,17 +21,17 @@ class Options(Body):
     """Sampling options by Ollama's names, and options of its runtime that have no effect here."""
 
     num_predict: (
-        Annotated[int, Field(ge=-2, lt=1 << 31, description="-1: to the end of the context.")] | None
+        Annotated[int, within("max_tokens", ge=-2, description="-1: to the end of the context.")] | None
     ) = None
     num_ctx: Annotated[int, Field(ge=1, description="Refused if the context is smaller.")] | None = None
-    temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
-    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    repeat_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
-    presence_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
-    frequency_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
+    temperature: Annotated[Number, within("temperature")] | None = None
+    top_k: Annotated[int, within("top_k", ge=-1)] | None = None
+    top_p: Annotated[Number, within("top_p", ge=0)] | None = None
+    min_p: Annotated[Number, within("min_p")] | None = None
+    repeat_penalty: Annotated[Number, within("repetition_penalty")] | None = None
+    presence_penalty: Annotated[Number, within("presence_penalty")] | None = None
+    frequency_penalty: Annotated[Number, within("frequency_penalty")] | None = None
+    seed: Annotated[int, within("seed", ge=-(1 << 63))] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
     repeat_guard: bool | None = None
     repeat_last_n: (

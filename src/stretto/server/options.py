@@ -7,29 +7,14 @@ from typing import Any
 from stretto.hooks import Only
 from stretto.server.errors import ApiError, unsupported
 from stretto.server.sampler_schemas import LlamaSamplers
+from stretto.server.schema_base import plain_options
 from stretto.server.schemas import ChatRequest, CompletionRequest, Sampling
 from stretto.server.settings import RequestLimits
-
-SAME = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "ignore_eos",
-    "repeat_guard",
-    "min_tokens",
-    "timeout",
-    "stop",
-    "max_tokens",
-)
 
 
 def engine_options(body: Sampling, limits: RequestLimits) -> dict[str, Any]:
     """The options that both kinds of completion share."""
-    options = {name: value for name in SAME if (value := getattr(body, name)) is not None}
+    options = plain_options(body)
     if body.n_predict is not None:
         if "max_tokens" in body.model_fields_set and body.max_tokens not in (None, body.n_predict):
             raise ApiError(400, "max_tokens and n_predict differ; give one", param="n_predict")

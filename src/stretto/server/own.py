@@ -25,7 +25,7 @@ from stretto.server.open_response import EVENTS
 from stretto.server.options import check_prompts
 from stretto.server.pins import listed, release
 from stretto.server.prompt_ids import ids_of
-from stretto.server.schema_base import Body, ModelName, Name, Number, Stop, Text, Tokens
+from stretto.server.schema_base import Body, ModelName, Name, Number, Stop, Text, Tokens, within
 from stretto.server.served_model import ServedModel
 from stretto.server.state import state_of
 from stretto.server.streamed import Streamed
@@ -62,16 +62,16 @@ class ParallelRequest(Body):
     stream: bool = False
     threshold: Annotated[Number, Field(gt=0, le=1)] | None = None
     mode: Literal["isolated", "visible"] | None = None
-    max_width: Annotated[int, Field(ge=1, le=256)] | None = None
+    max_width: Annotated[int, within("max_width")] | None = None
     combine: Literal["mixture", "best"] | None = None
-    prune: Annotated[Number, Field(gt=0, le=100)] | None = None
-    prune_after: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
-    delay: Annotated[int, Field(ge=0, le=4096)] | None = None
-    temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    prune: Annotated[Number, within("prune")] | None = None
+    prune_after: Annotated[int, within("prune_after")] | None = None
+    delay: Annotated[int, within("delay")] | None = None
+    temperature: Annotated[Number, within("temperature")] | None = None
+    max_tokens: Annotated[int, within("max_tokens")] | None = None
     ignore_eos: bool | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
-    timeout: Annotated[Number, Field(gt=0, le=1e9)] | None = None
+    timeout: Annotated[Number, within("timeout")] | None = None
     attention: bool | None = Field(None, description="Tell what the members of each set attend to.")
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from stretto.server.schema_base import LABEL, NEUTRAL, Body, ForModel, Name, Number, Text
+from stretto.server.schema_base import LABEL, NEUTRAL, Body, ForModel, Name, Number, Text, within
 from stretto.server.schemas import Function, JsonFormat, JsonSchema, NamedFunction, PlainFormat
 
 Status = Annotated[Literal["in_progress", "completed", "incomplete"], Field(description=NEUTRAL)]
@@ -195,9 +195,9 @@ class ResponseRequest(InputTokensRequest):
     stream: bool | None = False
     stream_options: Annotated[StreamHints, Field(description=NEUTRAL)] | None = None
     store: bool | None = Field(None, description="Keep the response (the default): others may go on with it.")
-    max_output_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
-    temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    max_output_tokens: Annotated[int, within("max_tokens")] | None = None
+    temperature: Annotated[Number, within("temperature")] | None = None
+    top_p: Annotated[Number, within("top_p", ge=0)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     include: Annotated[list[Include], Field(max_length=16)] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=64, description=LABEL)] | None = None
@@ -215,9 +215,9 @@ class ResponseRequest(InputTokensRequest):
         None, description="Answer at once, and make the response meanwhile; it is stored, and not streamed."
     )
     # Not among OpenAI's fields
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
-    top_k: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
-    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, within("seed", ge=-(1 << 63))] | None = None
+    top_k: Annotated[int, within("top_k")] | None = None
+    min_p: Annotated[Number, within("min_p")] | None = None
     repeat_guard: bool | None = None
     timings_per_token: bool | None = Field(
         None, description="In streams: timings with every piece of text, and at the end."

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from stretto.server.schema_base import NEUTRAL, ForModel, Number, Text
+from stretto.server.schema_base import NEUTRAL, ForModel, Number, Text, within
 
 OFF = "Accepted while it is off."
 
@@ -39,7 +39,7 @@ Words = Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=6
 class LlamaSamplers(ForModel):
     """The fields of samplers that llama-server's clients send to every endpoint that generates."""
 
-    repeat_penalty: Annotated[Number, Field(gt=0, le=100)] | None = Field(
+    repeat_penalty: Annotated[Number, within("repetition_penalty")] | None = Field(
         None, description="As repetition_penalty."
     )
     repeat_last_n: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = Field(

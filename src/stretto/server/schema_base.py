@@ -8,6 +8,10 @@ from fastapi import Query
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
+from stretto.options.generating import OPTIONS
+from stretto.options.option import taken_by
+from stretto.options.parallel import OWN
+
 Text = Annotated[str, Field(max_length=1 << 24)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 ModelName = Annotated[str, Query(min_length=1, max_length=256)]
@@ -21,6 +25,20 @@ Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
 LABEL = "Accepted and only logged."
 NEUTRAL = "Accepted, and changes nothing here."
+
+
+OPTION = {option.name: option for option in (*OWN, *OPTIONS)}
+
+
+def within(name: str, **own: Any) -> Any:
+    """The range of a field that sets an option; `own` is what its protocol says otherwise, or besides.
+
+    >>> within("min_p").metadata
+    [Ge(ge=0), Le(le=1)]
+    """
+    option = OPTION[name]
+    above = {} if "ge" in own else {"gt" if option.above else "ge": option.low}
+    return Field(**{**above, "le": option.high, **own})
 
 
 def fail_fast(schema: Any) -> None:
@@ -79,3 +97,11 @@ class ForModel(Body):
     verb: ClassVar[str] = "generate"
 
     model: ServedName = Field("", description="Name of a model; without it, the first that can do this.")
+
+
+PLAIN = tuple(option.name for option in taken_by(OPTIONS, "request"))
+
+
+def plain_options(body: Body) -> dict[str, Any]:
+    """The options that a body has fields of the same name and meaning for, as far as they are given."""
+    return {name: value for name in PLAIN if (value := getattr(body, name, None)) is not None}

@@ -21,6 +21,7 @@ from stretto.server.schema_base import (
     Text,
     ThinkingSwitch,
     Tokens,
+    within,
 )
 from stretto.server.vllm_schemas import VllmSampling
 
@@ -76,14 +77,14 @@ class Sampling(VllmSampling):
 
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
-    n_predict: Annotated[int, Field(ge=-2, lt=1 << 31)] | None = Field(
+    max_tokens: Annotated[int, within("max_tokens", ge=0)] | None = None
+    n_predict: Annotated[int, within("max_tokens", ge=-2)] | None = Field(
         None, description="llama-server's name of max_tokens; below 0: to the end of the context."
     )
-    temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
-    frequency_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
+    temperature: Annotated[Number, within("temperature")] | None = None
+    top_p: Annotated[Number, within("top_p", ge=0)] | None = None
+    presence_penalty: Annotated[Number, within("presence_penalty")] | None = None
+    frequency_penalty: Annotated[Number, within("frequency_penalty")] | None = None
     logit_bias: (
         Annotated[
             dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[Number, Field(ge=-100, le=100)]],
@@ -91,23 +92,23 @@ class Sampling(VllmSampling):
         ]
         | None
     ) = None
-    n: Annotated[int, Field(ge=1, le=256)] | None = 1
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
+    n: Annotated[int, within("n")] | None = 1
+    seed: Annotated[int, within("seed", ge=-(1 << 63))] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
     user: Annotated[Text, Field(description=LABEL)] | None = None
     # Not among OpenAI's fields. Descriptions that are not here are in descriptions.py.
-    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = Field(
+    top_k: Annotated[int, within("top_k", ge=-1)] | None = Field(
         None, description="Sample among the k most probable tokens only; 0 or -1: among all."
     )
-    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
+    min_p: Annotated[Number, within("min_p")] | None = None
+    repetition_penalty: Annotated[Number, within("repetition_penalty")] | None = None
     ignore_eos: bool | None = None
     repeat_guard: bool | None = None
     return_token_ids: (
         Annotated[bool, Field(description="Ids of tokens too: of prompt, text and alternatives.")] | None
     ) = None
     stop_tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=64)] | None = None
-    timeout: Annotated[Number, Field(gt=0, le=1e9)] | None = None
+    timeout: Annotated[Number, within("timeout")] | None = None
     continue_token_ids: Tokens | None = Field(
         None, description="Ids that the text begins with already; it goes on behind them."
     )
@@ -149,8 +150,8 @@ class CompletionRequest(Sampling):
         | Annotated[Mixed, Field(description="One prompt of texts and ids.")]
         | Annotated[list[Text | Mixed], Field(min_length=1, max_length=2048)]
     )
-    max_tokens: Annotated[int, Field(ge=0, lt=1 << 31, description=PROMPT_ONLY)] | None = 16
-    best_of: Annotated[int, Field(ge=1, le=256)] | None = None
+    max_tokens: Annotated[int, within("max_tokens", ge=0, description=PROMPT_ONLY)] | None = 16
+    best_of: Annotated[int, within("best_of")] | None = None
     echo: bool | None = False
     add_special_tokens: bool | None = Field(
         None,
@@ -294,7 +295,7 @@ class ChatRequest(Sampling):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=2048)]
-    max_completion_tokens: Annotated[int, Field(ge=0, lt=1 << 31, description=PROMPT_ONLY)] | None = None
+    max_completion_tokens: Annotated[int, within("max_tokens", ge=0, description=PROMPT_ONLY)] | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from stretto.errors import InvalidRequest
-from stretto.options.loading import CacheType, Precision
-from stretto.options.serving import SERVE, Log
+from stretto.options.keywords import ServeOptions
+from stretto.options.serving import LIMITS, SERVE
 from stretto.server.defaults import check_defaults
 from stretto.server.hosts import host_of, is_loopback
 from stretto.server.origins import ANY, LOCAL
@@ -122,11 +122,8 @@ class RequestLimits:
                 raise InvalidRequest(f"the limit {item.name!r} must be above 0, not {value!r}")
 
 
-LIMITS = {"max_n": "n", "max_seconds": "seconds", "max_body": "body"}  # options, as RequestLimits has them
-
-
 @dataclass(frozen=True)
-class Settings:
+class Settings(ServeOptions):
     """All settings. `memory` is the limit for all loaded models together; None: most of the free memory.
 
     >>> Settings((ModelEntry.parse("smollm2"),)).loopback
@@ -134,37 +131,12 @@ class Settings:
     """
 
     models: tuple[ModelEntry, ...]
-    host: str = "127.0.0.1"
-    port: int = 8080
     api_keys: tuple[str, ...] = ()
     admin_keys: tuple[str, ...] = ()  # keys that may also administrate: load and unload models, see all cells
-    share_prefixes: bool = False  # callers with different keys share the prefix cache
-    no_auth: bool = False
-    origins: tuple[str, ...] = ()  # web pages that may use the server; "*": all
-    hosts: tuple[str, ...] = ()  # names of this server, where it has no keys
-    disabled: tuple[str, ...] = ()  # paths that are not served, with all below them; "/": the page
-    remote_images: bool = False
-    slot_path: Path | None = None  # where llama-server's clients save texts
-    local: bool = False  # listen on a Unix socket for commands of the same user
     defaults: Mapping[str, Any] = field(default_factory=dict)  # options of requests that do not say them
-    repeat_guard: bool = True  # for requests that do not say; see `stretto.engine.repeats`
+    repeat_guard: bool = field(default=True, kw_only=True)  # for requests that do not say
     template_arguments: Mapping[str, Any] = field(default_factory=dict)  # of templates that read them
-    strict: bool = False  # refuse what would be answered with a warning
-    memory: int | None = None
-    cells: int | str = 8192  # "auto": what is free on a GPU
-    kv: CacheType = "f16"
-    precision: Precision = "standard"
-    repack: bool | str = "auto"
-    backend: str = "auto"
-    device: str = "auto"
-    threads: int | None = None
-    checkpoint_bytes: int = 512 << 20  # of a model with recurrent layers
-    max_running: int = 64
-    max_queue: int = 256
-    idle_seconds: float | None = None  # after which a model that is not used is unloaded
     load_seconds: float = 120.0  # how long a request waits for memory for its model
-    grace_seconds: float = 10.0  # how long requests may run after the shutdown has started
-    log: Log = "quiet"
     limits: RequestLimits = field(default_factory=RequestLimits)
 
     @classmethod
@@ -238,9 +210,9 @@ class Settings:
         return [host.strip() for host in self.host.split(",")]
 
 
-def api_keys(given: Sequence[str], file: Path | None, kind: str = "api") -> tuple[str, ...]:
+def api_keys(given: Sequence[str] | None, file: Path | None, kind: str = "api") -> tuple[str, ...]:
     """The keys from the command line, a file (one a line) and STRETTO_API_KEY, or those of another kind."""
-    keys = list(given)
+    keys = list(given or ())
     if file is not None:
         try:
             lines = [line.strip() for line in file.read_text().splitlines()]

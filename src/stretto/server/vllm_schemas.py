@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from stretto.server.sampler_schemas import LlamaSamplers
-from stretto.server.schema_base import NEUTRAL, Body, Text, TokenId
+from stretto.server.schema_base import NEUTRAL, Body, Text, TokenId, within
 
 Choices = Annotated[list[Text], Field(min_length=1, max_length=10_000)]
 SchemaOrText = dict[str, Any] | Text
@@ -33,7 +33,7 @@ class StructuredOutputs(Body):
 class VllmSampling(LlamaSamplers):
     """The fields that both kinds of completion have."""
 
-    min_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    min_tokens: Annotated[int, within("min_tokens")] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = Field(
         None, description="As stop_tokens."
     )

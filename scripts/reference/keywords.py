@@ -1,0 +1,67 @@
+"""src/stretto/options/keywords.py: the tables of options as type checkers read them."""
+
+import json
+
+from stretto.options.generating import BRANCHING, GENERATE, SAMPLING, TEMPLATE, TOOLS
+from stretto.options.option import Option, Table, without
+from stretto.options.parallel import PARALLEL
+from stretto.options.serving import LIMITS, SERVE
+
+HEAD = '''\
+"""Options as type checkers read them; `scripts/doc_reference.py` writes this file from the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+
+    from stretto.drafts import Drafter
+    from stretto.engine.types import Token
+    from stretto.parallel.types import Member, ParallelStep
+    from stretto.structured import Grammar
+    from stretto.tools.check import Choice, Tools
+'''
+PROGRESS = Option("progress", bool, False, "Show a bar.")
+N = tuple(option for option in BRANCHING if option.name == "n")
+KEYWORDS = without(GENERATE, "n", *(option.name for option in SAMPLING))
+CLASSES: tuple[tuple[str, str, str, Table], ...] = (  # class, base, what takes it, its own options
+    ("SamplingOptions", "TypedDict", "everything that samples", SAMPLING),
+    ("Keywords", "SamplingOptions", "`generate`, `stream` and `chat`", KEYWORDS),
+    ("BranchKeywords", "Keywords", "`generate`, with `n`", N),
+    ("OptionKeywords", "BranchKeywords", "`stretto.Options`: all there are", (TEMPLATE,)),
+    ("GenerateKeywords", "Keywords", "`generate`", (PROGRESS,)),
+    ("ChatKeywords", "Keywords", "`chat` and `achat`", TOOLS),
+    ("ParallelOptions", "TypedDict", "`llm.parallel`", without(PARALLEL, "stream")),
+)
+
+
+def page() -> str:
+    """The text of the file."""
+    parts = [HEAD.rstrip()]
+    for name, base, taker, table in CLASSES:
+        parts += [
+            "",
+            "",
+            f"class {name}({base}, total=False):",
+            f'    """Keyword arguments of {taker}."""',
+            "",
+        ]
+        parts += [f"    {option.name}: {option.annotation}" for option in table]
+    parts += ["", "", "@dataclass(frozen=True, kw_only=True)", "class ServeOptions:"]
+    parts += ['    """The options of a server, beside its models, keys and limits of requests."""', ""]
+    parts += [
+        f"    {option.name}: {option.annotation} = {literal(option.default)}"
+        for option in SERVE
+        if option.name not in LIMITS
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def literal(value: object) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)
