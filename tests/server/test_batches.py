@@ -87,6 +87,11 @@ def test_openais_package_runs_a_batch():
         assert json.loads(failed)["response"]["status_code"] == 400
         assert [one.id for one in client.batches.list()] == [made.id]
         assert {one.id for one in client.files.list()} == {file.id, done.output_file_id, done.error_file_id}
+        assert [one.id for one in client.files.list(purpose="batch")] == [file.id]
+        by_order = [[one.id for one in client.files.list(order=order)] for order in ("asc", "desc")]
+        assert by_order[0] == by_order[1][::-1]
+        with pytest.raises(openai.BadRequestError, match="order"):
+            client.files.list(extra_query={"order": "up"})
         assert client.files.delete(file.id).deleted
         with pytest.raises(openai.NotFoundError):
             client.files.retrieve(file.id)

@@ -70,7 +70,16 @@ def test_an_image_may_be_named_by_a_plain_string():
     assert "loaded without --vision" in answer.text  # it was read as an image
 
 
-@pytest.mark.parametrize(("given", "where"), [("", "input"), (["a", ""], "input[1]"), ([""], "input")])
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ("", "input"),
+        (["a", ""], "input[1]"),
+        ([""], "input"),
+        ([[1], []], "input[1]"),
+        ([[], [1]], "input[0]"),
+    ],
+)
 def test_empty_texts_are_not_embedded(given, where):
     with visiting() as (_, web):
         answer = web.post("/v1/embeddings", json={"model": "mock", "input": given})

@@ -45,6 +45,8 @@ BUSY = (429, 503)  # statuses of a request that is tried again
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
 Limit = Annotated[int, Query(ge=1, le=10_000, description="At most so many of them.")]
 After = Annotated[str, Query(max_length=64, description="Those behind the one with this id.")]
+Purpose = Annotated[str, Query(max_length=64, description="Those for this alone.")]
+Order = Annotated[Literal["asc", "desc"], Query(description="The oldest or the latest first.")]
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -97,10 +99,14 @@ async def upload(request: Request) -> Response:
 
 
 @router.get("/v1/files")
-async def files(request: Request, limit: Limit = 10_000, after: After = "") -> Response:
+async def files(
+    request: Request, limit: Limit = 10_000, after: After = "", purpose: Purpose = "", order: Order = "desc"
+) -> Response:
     """The caller's files."""
     batches, owner = _asked(request)
-    return Json(_page(await asyncio.to_thread(batches.store.records, owner, "file"), limit, after))
+    found = await asyncio.to_thread(batches.store.records, owner, "file")
+    found = [one for one in found if purpose in ("", one["purpose"])]
+    return Json(_page(found if order == "asc" else found[::-1], limit, after))
 
 
 @router.get("/v1/files/{name}")

@@ -20,6 +20,7 @@ from stretto.server.schema_base import (
     Stop,
     Text,
     ThinkingSwitch,
+    TokenId,
     Tokens,
     within,
 )
@@ -385,7 +386,7 @@ EmbeddingInput = (
     Text
     | Annotated[list[Text], Field(min_length=1, max_length=2048)]
     | Tokens
-    | Annotated[list[Tokens], Field(min_length=1, max_length=2048)]
+    | Annotated[list[list[TokenId]], Field(min_length=1, max_length=2048)]
     | Annotated[Mixed, Field(description="One text of texts and ids.")]
     | PromptObject
     | Annotated[list[Text | Mixed | PromptObject], Field(min_length=1, max_length=2048)]
