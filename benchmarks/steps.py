@@ -20,7 +20,7 @@ import torch
 import stretto
 from gpus.files import file_of
 from stretto.backends.torch import rows as device_rows
-from stretto.engine.steps import step_forms
+from stretto.engine.steps import PersistentBatch
 
 DEPTH = 64
 N_TOKENS = 100
@@ -102,7 +102,8 @@ def main():
             clock = Clock()
             pretend(llm._engine.backend, clock)
             engine = llm._engine  # whose backend samples many rows from now on
-            engine.forms = step_forms(engine.scheduler, engine.runner, engine.arrivals.interrupt)
+            batch = PersistentBatch(engine.scheduler, engine.runner, engine.backend, least=1)
+            engine.forms = (batch, *engine.forms)
             for n in args.rows:
                 found = []
                 for options in SAMPLING.values():
