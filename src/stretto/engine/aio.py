@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from stretto.engine.branch import Branches
-from stretto.engine.request import Progress, Request, progress_of
+from stretto.engine.request import Progress, Request, Summary, progress_of, summary_of
 from stretto.engine.types import PromptStep, Result, Token
 from stretto.engine.worker import LoopNotifier, Worker
 
@@ -61,6 +61,11 @@ class AsyncEventStream(Generic[Event]):
     def progress(self) -> Progress | None:
         """How far it is; None before it has started."""
         return None if self._request is None else progress_of([self._request], [self._request])
+
+    @property
+    def summary(self) -> Summary | None:
+        """What it took so far; None before it has started."""
+        return None if self._request is None else summary_of([self._request], [self._request])
 
     def _begin(self) -> list[list[Request[Any]]]:
         request, self._events = self._make()
@@ -228,6 +233,12 @@ class AsyncTexts:
         """How far they are; None before they have started."""
         firsts = [branches.requests[0] for branches in self._branches]
         return progress_of(self._requests, firsts) if self._requests else None
+
+    @property
+    def summary(self) -> Summary | None:
+        """What they took so far; None before they have started."""
+        firsts = [branches.requests[0] for branches in self._branches]
+        return summary_of(self._requests, firsts) if self._requests else None
 
     def _begin(self) -> list[list[Request[Any]]]:
         self._prompts = [prompt() if callable(prompt) else prompt for prompt in self._prompts]

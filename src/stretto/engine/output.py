@@ -105,6 +105,7 @@ class Output(Generic[Event]):
         self.ending: Ending | None = None
         self.notify: Callable[[], None] | None = None  # called for every event, and at the end
         self.n_noted = 0  # tokens so far, or steps that have several
+        self.n_prompt = 0  # tokens of its prompt, once it was admitted
         self.is_read_at_end = False  # nobody looks at its events before
         self._metrics = metrics
         self._started = time.monotonic()
@@ -121,6 +122,21 @@ class Output(Generic[Event]):
     def has_tokens(self) -> bool:
         """Whether there is anything to return."""
         return self._first is not None
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens there are so far, as a result counts them."""
+        return self.n_noted
+
+    @property
+    def queued_seconds(self) -> float | None:
+        """How long it was in the queue; None while it is."""
+        return None if self._admitted is None else self._admitted - self._started
+
+    @property
+    def first_seconds(self) -> float | None:
+        """From the request to its first token; None before that."""
+        return None if self._first is None else self._first - self._started
 
     def note_token(self) -> None:
         """Note the time of a token."""
@@ -139,6 +155,7 @@ class Output(Generic[Event]):
             self._admitted = time.monotonic()
             self._metrics.queue.add(self._admitted - self._started)
             self._metrics.prompt_length.add(n_prompt)
+            self.n_prompt = n_prompt
 
     def note_end(self) -> None:
         """Note that it has ended."""
@@ -188,6 +205,11 @@ class TextOutput(Output[Token]):
         """Whether nobody ever sees its events: the result is made of ids and text."""
         is_asked = self._params.callback or self._params.logprobs or self.thoughts
         return self.is_read_at_end and not is_asked
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens the text has, without an end token."""
+        return len(self.tokens)
 
     @property
     def text(self) -> str:

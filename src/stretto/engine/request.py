@@ -236,3 +236,33 @@ def progress_of(requests: Sequence[Request[Any]], firsts: Sequence[Request[Any]]
         cached_tokens=sum(track.n_cached for track in prompts),
         sequences=tuple(track.id for track in tracks),
     )
+
+
+class Summary(NamedTuple):
+    """What a call took so far: tokens as results count them, seconds, and why each text ended, if it has.
+
+    A text that failed has the reason "error". Seconds are those of the first one that came so far.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    tokens: int
+    queued: float | None
+    first_token: float | None
+    reasons: tuple[str | None, ...]
+
+
+def summary_of(requests: Sequence[Request[Any]], firsts: Sequence[Request[Any]]) -> Summary:
+    """The summary of these requests, of which the first of each prompt stand for it."""
+    admitted = [request for request in firsts if request.output.n_prompt and request.sources]
+    outputs = [request.output for request in requests]
+    queued = [seconds for output in outputs if (seconds := output.queued_seconds) is not None]
+    first = [seconds for output in outputs if (seconds := output.first_seconds) is not None]
+    return Summary(
+        prompt_tokens=sum(request.output.n_prompt for request in admitted),
+        cached_tokens=sum(request.sources[0].track.n_cached for request in admitted),
+        tokens=sum(output.n_tokens for output in outputs),
+        queued=min(queued, default=None),
+        first_token=min(first, default=None),
+        reasons=tuple("error" if one.error is not None else one.finish_reason for one in requests),
+    )

@@ -63,9 +63,11 @@ async def _finish(state: State, key: tuple[str, str], shape: ResponseShape) -> N
         else:
             fault = {"code": found.code or "server_error", "message": found.message}
             shape.keep(shape.response("failed", error=fault))
+        generation.note_error(found)
     finally:
         generation.close()
         state.jobs.pop(key, None)
+        generation.log_end()
 
 
 def with_status(state: State, caller: Caller, response: dict[str, Any]) -> dict[str, Any]:

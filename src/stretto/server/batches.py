@@ -29,8 +29,9 @@ from stretto.errors import StrettoError
 from stretto.server.batch_store import BATCH_SECONDS, ENDED, ENDS, WINDOW_SECONDS, BatchStore, Record, missing
 from stretto.server.bodies import form_file, form_schema, opened_form, parsed
 from stretto.server.callers import CALLER, Caller, caller_of
-from stretto.server.errors import ApiError, Json, body_of, translate
+from stretto.server.errors import ApiError, Json, body_of, is_full, note_error, translate
 from stretto.server.generation import PRIORITY, REQUEST_ID
+from stretto.server.logs import log_request
 from stretto.server.schema_base import LABEL, Body, Name
 from stretto.server.state import State
 
@@ -332,7 +333,9 @@ class Batches:
             try:
                 await self._run_batch(owner, record)
             except (StrettoError, ApiError, OSError, ValueError) as error:  # a full disk, a file that is gone
-                issue = {"code": "server_error", "line": None, "message": str(error)[:500], "param": None}
+                is_disk = isinstance(error, OSError) and is_full(error)
+                words = translate(error).message if is_disk else str(error)
+                issue = {"code": "server_error", "line": None, "message": words[:500], "param": None}
                 record["errors"] = {"object": "list", "data": [issue]}
                 await asyncio.to_thread(self._finish, owner, record, "failed")
 
@@ -426,7 +429,7 @@ class Batches:
             PRIORITY: LOW,
             "stretto": {},
         }
-        given = False
+        given, since = False, time.monotonic()
         status, pieces = 500, []
 
         async def receive() -> Message:
@@ -447,7 +450,11 @@ class Batches:
             return status, json.loads(b"".join(pieces)), name
         except Exception as error:
             found = translate(error)
-            return found.status, body_of(found, path), name
+            note_error(scope["stretto"], found)
+            status = found.status
+            return status, body_of(found, path), name
+        finally:
+            log_request(self._state.settings, "POST", path, caller, name, since, status, scope["stretto"])
 
     def _finish(self, owner: str, record: Record, status: str) -> None:
         """Make files of the answers, and say that it has ended."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 from dataclasses import dataclass
+from itertools import count
 from secrets import token_bytes
 
 from fastapi import Request
@@ -26,13 +27,15 @@ class Caller:
     The name is a keyed hash of the key, "" without keys: it says nothing about the key, and changes with
     every start of the server. The salt keeps a caller's prompts in the prefix cache apart from others'; it
     is "" where they are shared. `shares`: its cells may be others' too, so only those of its running requests
-    are known to be its own; an admin sees all of them anyway.
+    are known to be its own; an admin sees all of them anyway. The label is for the log: "key-2" or "admin-1",
+    by the order in which keys are given.
     """
 
     name: str = ""
     admin: bool = False
     salt: str = ""
     shares: bool = False
+    label: str = ""
 
 
 class Callers:
@@ -46,16 +49,19 @@ class Callers:
         self._secret = token_bytes(32)
         self._known: dict[bytes, Caller] = {}
         self._keys: dict[str, bytes] = {}  # by the names of their callers
+        numbers = {False: count(1), True: count(1)}
         for key, admin in keys.items():
             digest = self._digest(key.encode())
-            caller = self._known[digest] = self._caller(digest.hex()[:16], admin)
+            label = f"{'admin' if admin else 'key'}-{next(numbers[admin])}"
+            caller = self._known[digest] = self._caller(digest.hex()[:16], admin, label)
             self._keys[caller.name] = key.encode()
         self.need_keys = bool(keys) and not settings.no_auth
         self.nobody = self._caller("", admin=not keys and settings.loopback)
 
-    def _caller(self, name: str, admin: bool) -> Caller:
+    def _caller(self, name: str, admin: bool, label: str = "") -> Caller:
         salt = name if self.are_apart else ""
-        return Caller(name, admin, salt, shares=self._several and self._share and not admin)
+        shares = self._several and self._share and not admin
+        return Caller(name, admin, salt, shares, label)
 
     def find(self, authorization: bytes, key: bytes = b"") -> Caller:
         """The caller with an Authorization header; raises unless it holds a known key, where one is needed.

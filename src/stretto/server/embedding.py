@@ -61,6 +61,7 @@ async def embedded(generation: Generation, texts: list[Any], how: Vectors) -> tu
         return how.cut(np.asarray(made, np.float32)), 0
     with generation.lease.model.counted("embed", len(texts)):
         vectors, n_tokens = await _batches(generation, model, texts, how)
+    generation.note(prompt_tokens=n_tokens)
     return how.cut(vectors), n_tokens
 
 

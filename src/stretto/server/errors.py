@@ -44,6 +44,7 @@ LLAMA_TYPES: dict[int | str, str] = {  # by code, or by status
 }
 
 CLIENT_GONE = 499  # a status that no client gets, and no error
+ERROR_STATUS = "error_status"  # of a request's notes: what became of an answer whose head was sent
 
 COMPLETE_INSTEAD = "/v1/completions continues a prompt of your own"  # by a model without a chat template
 RAW_INSTEAD = 'POST /api/generate with "raw": true continues a prompt of your own'
@@ -134,6 +135,13 @@ def answer(error: ApiError, path: str) -> Response:
     return Json(body_of(error, path), error.status, headers)
 
 
+def note_error(notes: dict[str, Any], error: ApiError) -> None:
+    """Put an error into the log line of its request."""
+    notes["error"] = error.code or "error"
+    notes["message"] = error.message[:MAX_QUOTED]
+    notes[ERROR_STATUS] = error.status
+
+
 def translate(error: BaseException, prompt: str | None = None, grammar: str | None = "grammar") -> ApiError:
     """Any exception as an `ApiError`; `prompt` and `grammar` are the fields that hold them."""
     message = str(error).replace(GENERATE_INSTEAD, COMPLETE_INSTEAD)
@@ -170,6 +178,10 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
             return ApiError(
                 503, "there is not enough memory", code="out_of_memory", retry_after=RETRY_SECONDS
             )
+        case OSError() if is_full(error):
+            log.error("the disk is full: %s", error)
+            message = "the disk of this server is full; its operator has to make room"
+            return ApiError(503, message, code="out_of_resources", retry_after=RETRY_SECONDS)
         case OSError() if error.errno in _EXHAUSTED:
             message = f"the server lacks what it needs for this: {error.strerror}"
             return ApiError(503, message, code="out_of_resources", retry_after=RETRY_SECONDS)
@@ -179,8 +191,13 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
     )
 
 
-# No memory, no descriptors, no space on the disk: it passes, and is no bug.
-_EXHAUSTED = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN}
+def is_full(error: OSError) -> bool:
+    """Whether a disk, or a quota on it, is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+# No memory, no descriptors: it passes, and is no bug.
+_EXHAUSTED = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN}
 _INPUT = (
     "prompt",
     "prompts",
@@ -212,24 +229,28 @@ def _context_facts(error: Exception) -> dict[str, int]:
 def install(app: FastAPI) -> None:
     """Let the app answer every error in the right shape."""
 
+    def said(request: Request, error: ApiError) -> Response:
+        note_error(request.scope.setdefault("stretto", {}), error)
+        return answer(error, request.url.path)
+
     async def known(request: Request, error: Exception) -> Response:
-        return answer(translate(error), request.url.path)
+        return said(request, translate(error))
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return answer(explained(error.errors(), error.body), request.url.path)
+        return said(request, explained(error.errors(), error.body))
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         path = request.url.path
         if error.status_code == 404:
-            return answer(ApiError(404, f"there is no {path[:MAX_QUOTED]} here", code="not_found"), path)
+            return said(request, ApiError(404, f"there is no {path[:MAX_QUOTED]} here", code="not_found"))
         if error.status_code == 405:
             message = f"{request.method} cannot be used on {path[:MAX_QUOTED]}"
-            response = answer(ApiError(405, message, code="method_not_allowed"), path)
+            response = said(request, ApiError(405, message, code="method_not_allowed"))
             response.headers.update(error.headers or {})
             return response
-        return answer(ApiError(error.status_code, str(error.detail)), path)
+        return said(request, ApiError(error.status_code, str(error.detail)))
 
     async def gone(request: Request, error: Exception) -> Response:
         assert isinstance(error, ClientGone)

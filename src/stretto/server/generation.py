@@ -17,12 +17,13 @@ from fastapi import Request
 from starlette.types import Receive
 
 from stretto import Result, Token
-from stretto.engine.request import Progress
+from stretto.engine.request import Progress, Summary
 from stretto.engine.types import PromptStep
 from stretto.server.adapters import choose_adapter
 from stretto.server.callers import caller_of
 from stretto.server.defaults import with_defaults
-from stretto.server.errors import ApiError, ClientGone, translate, unsupported
+from stretto.server.errors import ERROR_STATUS, ApiError, ClientGone, note_error, translate, unsupported
+from stretto.server.logs import log_request
 from stretto.server.registry import Lease
 from stretto.server.state import State, state_of
 
@@ -57,6 +58,7 @@ class Generation:
         self.n_images = 0
         self._priority: int | None = request.scope.get(PRIORITY)
         self._notes: dict[str, Any] = request.scope.get("stretto", {})  # for the answer's head and the log
+        self._notes.setdefault("model", self.model)
         self.adapter: Any = None  # of its texts
         self._prompt_begun: float | None = None  # when a stream with progress had its first
         self._first_token: float | None = None  # when a stream with timings sent its first
@@ -137,6 +139,8 @@ class Generation:
     async def finish(self) -> None:
         """Call `last`, once all texts are done."""
         self.check_cancelled()
+        if self._is_stopped and self.texts.summary and "cancelled" in self.texts.summary.reasons:
+            raise _shutting_down()
         if self.last is not None:
             last, self.last = self.last, None
             await asyncio.to_thread(last)
@@ -242,13 +246,43 @@ class Generation:
             return Progress("running")
         return self.texts.progress or Progress("waiting")
 
+    def note(self, **facts: Any) -> None:
+        """Put facts into the request's log line."""
+        self._notes.update(facts)
+
+    def note_error(self, error: ApiError) -> None:
+        """Put an error behind the answer's head into the log line."""
+        note_error(self._notes, error)
+
+    def log_end(self) -> None:
+        """Write the log line of a response that was made while its client did not wait."""
+        notes = {**self._notes, "background": True}
+        status: int = notes.get(ERROR_STATUS, 200)
+        log_request(self._state.settings, "POST", self.path, self.caller, self.id, self.since, status, notes)
+
     def close(self) -> None:
         """Cancel the texts and release the model. Closing twice is fine."""
         if self in self._state.generations:
             self._state.generations.discard(self)
+            self._note_summary()
             if self.texts is not None:
                 self.texts.cancel()
             self.lease.release()
+
+    def _note_summary(self) -> None:
+        """Put into the log line what the texts took."""
+        found: Summary | None = None if self.texts is None else self.texts.summary
+        if found is None:
+            return
+        seconds = {"queued_ms": found.queued, "first_token_ms": found.first_token}
+        reasons = [reason or "cancelled" for reason in found.reasons]
+        self.note(
+            prompt_tokens=found.prompt_tokens,
+            cached_tokens=found.cached_tokens,
+            completion_tokens=found.tokens,
+            **{name: round(1e3 * value, 1) for name, value in seconds.items() if value is not None},
+            finish_reason=",".join(dict.fromkeys(reasons)),
+        )
 
 
 class PromptOnly:
@@ -267,6 +301,12 @@ class PromptOnly:
         """The ends of texts."""
         news = await self._texts.__anext__()
         return [(i, Token(None, "", finish_reason="length")) for i, token in news if token.finish_reason]
+
+    @property
+    def summary(self) -> Summary | None:
+        """What the prompts took."""
+        found: Summary | None = self._texts.summary
+        return None if found is None else found._replace(tokens=0)
 
     async def results(self) -> list[Result]:
         """All results, empty."""

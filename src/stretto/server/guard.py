@@ -21,16 +21,15 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stretto.errors import InvalidRequest
-from stretto.server.callers import CALLER
-from stretto.server.errors import CLIENT_GONE, ApiError, answer, translate
+from stretto.server.callers import CALLER, Caller
+from stretto.server.errors import CLIENT_GONE, ERROR_STATUS, ApiError, answer, note_error, translate
 from stretto.server.generation import REQUEST_ID
 from stretto.server.hosts import host_of, is_literal, is_loopback
+from stretto.server.logs import log_request
 from stretto.server.origins import answer_headers, check_origin, is_wide, preflight_headers
 from stretto.server.spare_memory import SpareMemory
 from stretto.server.state import State
 from stretto.server.streamed import DIRECT
-
-log = logging.getLogger("stretto.server")
 
 WARNING = b"x-stretto-warning"  # header of an answer to a request of which fields were not granted
 
@@ -96,18 +95,25 @@ class Guard:
                 receive = whole(body, receive)
             scope[DIRECT] = send
             await self._app(scope, receive, visit.send)
+        except asyncio.CancelledError:  # the server ends, and waits no longer
+            visit.status = 503
+            visit.notes["error"] = "shutting_down"
+            raise
         except Exception as error:  # ours, or one that the app has answered and raised again
+            if not visit.begun or "error" not in visit.notes:
+                found = translate(error)
+                note_error(visit.notes, found)
             if not visit.begun:
                 if not complete and scope["method"] in BODIES and CLOSE not in visit.extra:
                     visit.extra.append(CLOSE)
-                response = answer(translate(error), scope["path"])
+                response = answer(found, scope["path"])
                 await response(scope, receive, visit.send)
         finally:
             scope.pop(DIRECT, None)  # which refers to the scope: the two would wait for the garbage collector
             self._traffic.body_bytes -= held
             self._spare.note(held)
             self._traffic.active -= 1
-            self._note(visit)
+            self._note(visit, scope.get(CALLER))
 
     # -- admission --
 
@@ -233,24 +239,16 @@ class Guard:
 
     # -- logging --
 
-    def _note(self, visit: _Visit) -> None:
+    def _note(self, visit: _Visit, caller: Caller | None) -> None:
         """Count an answer, and log it if the settings say so."""
         path = visit.path if visit.path in self._paths else "other"
-        self._traffic.count(path, visit.status)
-        if self._settings.log == "quiet" and visit.status < 500:
-            return
-        facts = {
-            "request": visit.name,
-            "method": visit.method,
-            "path": visit.path[:200],
-            "status": visit.status,
-            "ms": round(1e3 * (time.monotonic() - visit.since), 1),
-            "client": visit.client,
-            **visit.notes,
-        }
-        log.log(
-            logging.ERROR if visit.status >= 500 else logging.INFO, "%s", "request", extra={"facts": facts}
-        )
+        status = visit.status
+        if status < 400:
+            status = visit.notes.get(ERROR_STATUS, status)
+        self._traffic.count(path, status)
+        notes = {"client": visit.client, **visit.notes}
+        settings = self._settings
+        log_request(settings, visit.method, visit.path, caller, visit.name, visit.since, status, notes)
 
 
 class _Visit:

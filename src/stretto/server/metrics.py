@@ -8,6 +8,7 @@ from stretto import __version__
 from stretto.llm import LLM
 from stretto.llm.base import EngineModel
 from stretto.server.llama_metrics import llama_lines
+from stretto.server.logs import n_lost_lines
 from stretto.server.samples import histogram, metric, written
 from stretto.server.served_model import ServedModel
 from stretto.server.state import State
@@ -80,6 +81,12 @@ def _lines(state: State) -> Iterator[str]:
         ],
     )
     yield from metric("stretto_http_active", "gauge", "requests under way", [({}, traffic.active)])
+    yield from metric(
+        "stretto_log_lines_lost_total",
+        "counter",
+        "lines that could not be written to the log",
+        [({}, n_lost_lines())],
+    )
     models = list(registry.models.values())
     names = [({"model": served.name}, served) for served in models]
     yield from metric(

@@ -20,6 +20,7 @@ from stretto.server.app import create_app
 from stretto.server.descriptors import with_descriptors
 from stretto.server.guard import JsonLines, TextLines
 from stretto.server.local import LocalSocket
+from stretto.server.logs import ErrorStream
 from stretto.server.protocol import protocol
 from stretto.server.registry import Opener
 from stretto.server.settings import Settings
@@ -205,8 +206,7 @@ def _address(host: str, listening: socket.socket) -> str:
 
 def configure_logging(settings: Settings) -> None:
     """Log errors always, and requests if asked for."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if settings.log == "json" else TextLines())
+    handler = ErrorStream(JsonLines() if settings.log == "json" else TextLines())
     for name, level in (("stretto.server", logging.INFO), ("uvicorn", logging.ERROR)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False

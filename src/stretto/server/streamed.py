@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from stretto.server.errors import ApiError, translate
+from stretto.server.errors import CLIENT_GONE, ERROR_STATUS, ApiError, translate
 from stretto.server.generation import Generation
 from stretto.server.open_response import OpenResponse
 
@@ -46,12 +46,15 @@ class Streamed(OpenResponse):
         self._news = news
         self._format = stream_format
         self._seconds = generation.left
+        self._is_done = False  # all of it was sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the chunks."""
         work = self._send(send, scope.get(DIRECT, send))
         # The generation is closed at once: the next step frees the cells.
         await self.send_until(work, receive, self._generation.close, timeout=self._seconds + DRAIN_SECONDS)
+        if not self._is_done:
+            self._generation.note(**{"error": "client_gone", ERROR_STATUS: CLIENT_GONE})
 
     async def _send(self, send: Send, direct: Send) -> None:
         """Send the head, the chunks and the end. Only the first and the last pass through the middleware."""
@@ -64,16 +67,22 @@ class Streamed(OpenResponse):
                 last = await self._end()
                 break
             except Exception as error:
-                last = self._format.failed(translate(error))
+                last = self._failed(error)
                 break
             if piece:
                 await direct({"type": "http.response.body", "body": piece, "more_body": True})
         self._generation.close()
         await send({"type": "http.response.body", "body": last, "more_body": False})
+        self._is_done = True
 
     async def _end(self) -> bytes:
         try:
             await self._generation.finish()
             return await self._format.end()
         except Exception as error:
-            return self._format.failed(translate(error))
+            return self._failed(error)
+
+    def _failed(self, error: Exception) -> bytes:
+        found = translate(error)
+        self._generation.note_error(found)
+        return self._format.failed(found)
