@@ -49,16 +49,24 @@ def serve(path: Path) -> xllamacpp.Server:
     return xllamacpp.Server(params)
 
 
-def difference(server: xllamacpp.Server, tokens: np.ndarray, logits: np.ndarray) -> float:
-    """The largest between its log-probabilities and those of the logits."""
-    request = {"prompt": tokens.tolist(), "n_predict": 1, "n_probs": len(logits), "temperature": 0.0}
+def log_probabilities(server: xllamacpp.Server, tokens: np.ndarray, n_vocab: int) -> np.ndarray:
+    """float64[n_vocab]: those of the next token; NaN where it gives none."""
+    request = {"prompt": tokens.tolist(), "n_predict": 1, "n_probs": n_vocab, "temperature": 0.0}
     answer = server.handle_completions(request)
     found = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+    if len(found) < n_vocab - 1:
+        raise ValueError(f"only {len(found)} tokens")
+    values = np.full(n_vocab, np.nan)
+    for token in found:
+        values[token["id"]] = token["logprob"]
+    return values
+
+
+def difference(server: xllamacpp.Server, tokens: np.ndarray, logits: np.ndarray) -> float:
+    """The largest between its log-probabilities and those of the logits."""
     shifted = logits.astype(np.float64) - logits.max()
     expected = shifted - np.log(np.exp(shifted).sum())
-    if len(found) < len(logits) - 1:
-        raise ValueError(f"only {len(found)} tokens")
-    return max(abs(expected[token["id"]] - token["logprob"]) for token in found)
+    return float(np.nanmax(np.abs(expected - log_probabilities(server, tokens, len(logits)))))
 
 
 def main(names: list[str]) -> None:

@@ -127,14 +127,14 @@ def glm4(rng: np.random.Generator) -> Made:
     return write("glm4", Glm4ForCausalLM(config), rng, metadata, names=names)
 
 
-def exaone4(rng: np.random.Generator) -> Made:
+def exaone4(rng: np.random.Generator, n_layer: int = 64) -> Made:
     """EXAONE 4 32B: windows and a rope in three of four layers, the others have neither.
 
     llama.cpp knows the 32B, and so the windows, by its 64 layers.
     """
     config = Exaone4Config(
         **sizes(
-            num_hidden_layers=64,
+            num_hidden_layers=n_layer,
             hidden_size=8,
             intermediate_size=8,
             num_attention_heads=2,
@@ -147,7 +147,7 @@ def exaone4(rng: np.random.Generator) -> Made:
         config,
         **head_keys(4),
         attention__sliding_window=6,
-        attention__sliding_window_pattern=[i % 4 < 3 for i in range(64)],
+        attention__sliding_window_pattern=[i % 4 < 3 for i in range(n_layer)],
     )
 
     def special(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> Floats | None:
