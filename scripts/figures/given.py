@@ -72,6 +72,7 @@ GIVEN: dict[str, dict[str, tuple[str, ...]]] = {
     },
     TOLERANCE: {
         "docs/reference/parallel.md": ("1e-4", "1e-6"),
+        "docs/explanation/precision.md": ("0.001", "0.00001", "Of 6,000"),
         "docs/explanation/vision.md": ("2e-6", "5e-5", "2e-4"),
         "docs/reference/export.md": ("2e-5",),
         "docs/how-to/tasks/classify-files.md": ("2e-5",),
