@@ -173,6 +173,7 @@ bench-instructions:
 # Generated pages and figures are checked first: the site never shows what the program no longer does.
 docs: $(VENV)/.docs
 	$(BIN)/python scripts/doc_reference.py --check
+	$(BIN)/python scripts/option_types.py --check
 	$(BIN)/python scripts/doc_figures.py --check
 	$(BIN)/python scripts/doc_pictures.py --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

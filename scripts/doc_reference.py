@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent / "site"))
 from titles import linked
 
 from generated_files import ROOT, is_outdated, run
-from reference import commands, endpoints, errors, keywords, names, page_lists, supported
+from reference import commands, endpoints, errors, names, page_lists, supported
 from stretto.options import documenting
 
 FOLDER = ROOT / "docs" / "reference"
@@ -36,7 +36,6 @@ def outdated() -> dict[Path, str]:
     index = ROOT / "docs" / "index.md"
     texts = {FOLDER / name: linked(make(), "reference") for name, make in PAGES.items()}
     texts |= {page: linked(text, "reference/api") for page, text in names.pages(FOLDER / "api").items()}
-    texts |= {ROOT / "src" / "stretto" / "options" / "keywords.py": keywords.page()}
     texts |= {index: page_lists.filled(index)}
     return {page: text for page, text in texts.items() if is_outdated(page, text)}
 

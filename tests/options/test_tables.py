@@ -79,6 +79,13 @@ def test_options_as_a_value_takes_what_the_table_lists():
     assert dict(Options(**given)) == given
 
 
+def test_the_types_are_made_from_the_tables(monkeypatch):
+    monkeypatch.syspath_prepend(str(PAGE.parents[2] / "scripts"))
+    from option_types import FILE, page
+
+    assert FILE.read_text() == page(), "run: python scripts/option_types.py"
+
+
 def test_the_page_of_documentation_is_made_from_the_tables(monkeypatch):
     monkeypatch.syspath_prepend(str(PAGE.parents[2] / "scripts" / "site"))
     from titles import linked

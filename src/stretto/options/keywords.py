@@ -1,4 +1,4 @@
-"""Options as type checkers read them; `scripts/doc_reference.py` writes this file from the tables."""
+"""Options as type checkers read them; `scripts/option_types.py` writes this file from the tables."""
 
 from __future__ import annotations
 

@@ -1,14 +1,20 @@
-"""src/stretto/options/keywords.py: the tables of options as type checkers read them."""
+"""src/stretto/options/keywords.py: the tables of options as type checkers read them.
+
+python scripts/option_types.py            # writes it
+python scripts/option_types.py --check    # ends with 1 if it is out of date
+"""
 
 import json
+import sys
 
+from generated_files import ROOT, is_outdated, run
 from stretto.options.generating import BRANCHING, GENERATE, SAMPLING, TEMPLATE, TOOLS
 from stretto.options.option import Option, Table, without
 from stretto.options.parallel import PARALLEL
 from stretto.options.serving import LIMITS, SERVE
 
 HEAD = '''\
-"""Options as type checkers read them; `scripts/doc_reference.py` writes this file from the tables."""
+"""Options as type checkers read them; `scripts/option_types.py` writes this file from the tables."""
 
 from __future__ import annotations
 
@@ -65,3 +71,9 @@ def page() -> str:
 
 def literal(value: object) -> str:
     return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+FILE = ROOT / "src" / "stretto" / "options" / "keywords.py"
+
+if __name__ == "__main__":
+    sys.exit(run("Write the types of options.", {FILE: page()} if is_outdated(FILE, page()) else {}))
