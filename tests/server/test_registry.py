@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from serving import TINY, endless, until, visiting
+from stretto.cli import main
 from stretto.errors import InvalidRequest, ModelError
 from stretto.hardware.gpus import CudaDevice
 from stretto.server import registry as registry_module
@@ -280,3 +281,13 @@ def test_a_model_that_is_not_used_is_unloaded_after_a_while():
     asyncio.run(asyncio.wait_for(run(), 60))
     with pytest.raises(InvalidRequest, match="--unload-after"):
         settings(idle_seconds=0)
+
+
+@pytest.mark.parametrize(("flags", "seconds"), [((), 120.0), (("--max-wait", "5"), 5.0)])
+def test_operators_say_how_long_a_request_waits(monkeypatch, flags, seconds):
+    taken = []
+    monkeypatch.setattr("stretto.server.serve.serve", lambda settings, *_: taken.append(settings))
+    monkeypatch.setattr("stretto.cli.serve.pull_missing", lambda source: None)
+    with pytest.raises(SystemExit):
+        main(["serve", "mock.gguf", *flags])
+    assert [settings.load_seconds for settings in taken] == [seconds]

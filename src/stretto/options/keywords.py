@@ -142,6 +142,7 @@ class ServeOptions:
     strict: bool = False
     memory: int | None = None
     idle_seconds: float | None = None
+    load_seconds: float = 120.0
     checkpoint_bytes: int = 536870912
     max_running: int = 64
     max_queue: int = 256

@@ -85,6 +85,8 @@ OWN = table(
         "Unload a model that no request has used for so long; the next one loads it again. By default it "
         "stays until memory is needed.",
         low=0, high=1e9, above=True, commands="serve", flag="--unload-after", unit="seconds"),
+    Option("load_seconds", float, 120.0, "How long a request waits for memory for its model.",
+        low=0, high=1e9, above=True, commands="serve", flag="--max-wait", unit="seconds"),
     Option("checkpoint_bytes", int, 512 << 20,
         "What checkpoints of recurrent layers may take, for each model that has them.",
         low=0, high=1 << 50, commands="serve", flag="--checkpoints", unit="bytes"),

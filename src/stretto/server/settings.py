@@ -136,7 +136,6 @@ class Settings(ServeOptions):
     defaults: Mapping[str, Any] = field(default_factory=dict)  # options of requests that do not say them
     repeat_guard: bool = field(default=True, kw_only=True)  # for requests that do not say
     template_arguments: Mapping[str, Any] = field(default_factory=dict)  # of templates that read them
-    load_seconds: float = 120.0  # how long a request waits for memory for its model
     limits: RequestLimits = field(default_factory=RequestLimits)
 
     @classmethod
