@@ -1,10 +1,12 @@
-"""Every option by name, with its type, default and meaning, written once.
+"""Everything that a caller can set, written once: name, type, default, meaning, range, and where it applies.
 
 option.py         `Option`, one of them         generating.py   those of generate, stream and chat
 loading.py        those of `stretto.load`       parallel.py     those of `llm.parallel`
-other_names.py    how other libraries call them, for errors that name ours
+serving.py        those of servers              keywords.py     all of them as type checkers read them
+other_names.py    errors about names that other libraries have for them, by `Option.aka`
 documenting.py    the tables as docstrings, signatures and pages of documentation
 
-Docstrings, docs/reference/options.md and the descriptions in the server's OpenAPI document are made from
-these tables; a test compares them with the names and defaults that the code has.
+Made from these tables: checks (`Option.check`), options of commands (`cli.options.flags`), settings of
+servers and deployments, ranges and descriptions of requests' fields (`within`), help and docs/reference.
+`scripts/option_types.py` writes keywords.py.
 """
