@@ -27,6 +27,7 @@ from stretto.server.anthropic_schemas import (
 )
 from stretto.server.chat import Warn, thinking_of
 from stretto.server.errors import ApiError
+from stretto.server.schema_base import plain_options
 from stretto.server.schemas import ChatRequest
 
 Fields = dict[str, Any]
@@ -56,11 +57,7 @@ def as_chat(body: CountRequest) -> ChatRequest:
     }
     if isinstance(body, MessagesRequest):
         fields |= {
-            "max_tokens": body.max_tokens,
-            "temperature": body.temperature,
-            "top_p": body.top_p,
-            "top_k": body.top_k,
-            "repeat_guard": body.repeat_guard,
+            **plain_options(body),
             "stop": body.stop_sequences,
             "stream": body.stream,
             "thinking_budget_tokens": None if body.thinking is None else body.thinking.budget_tokens,

@@ -7,6 +7,7 @@ from typing import Any
 
 from stretto import Result, Token
 from stretto.engine.types import PromptStep
+from stretto.options.generating import SAMPLING
 from stretto.server.errors import ApiError, body_of
 from stretto.server.generation import Generation, ended_by, progress_field
 from stretto.server.llama_schemas import NativeSampling
@@ -177,16 +178,17 @@ def settings_of(body: NativeSampling, options: dict[str, Any], ends: frozenset[i
     if body.ignore_eos:
         biases.update(dict.fromkeys(sorted(ends), float("-inf")))
     stop = body.stop or []
+    given = {option.name: options.get(option.name, option.default) for option in SAMPLING}
     return {
         "n_predict": options.get("max_tokens", -1) if body.n_predict is None else body.n_predict,
-        "temperature": options.get("temperature", 0.8),
-        "top_k": options.get("top_k", 40),
-        "top_p": options.get("top_p", 0.95),
-        "min_p": options.get("min_p", 0.05),
+        "temperature": given["temperature"],
+        "top_k": given["top_k"],
+        "top_p": given["top_p"],
+        "min_p": given["min_p"],
         "repeat_penalty": penalty,
         "repeat_last_n": -1 if penalty != 1 else 0,
-        "presence_penalty": options.get("presence_penalty", 0.0),
-        "frequency_penalty": options.get("frequency_penalty", 0.0),
+        "presence_penalty": given["presence_penalty"],
+        "frequency_penalty": given["frequency_penalty"],
         "adaptive_target": -1.0,  # off
         "adaptive_decay": 0.0 if body.adaptive_decay is None else body.adaptive_decay,
         "logit_bias": [

@@ -21,6 +21,7 @@ from stretto.server.responses_schemas import (
     ResultItem,
     SchemaText,
 )
+from stretto.server.schema_base import plain_options
 from stretto.server.schemas import ChatRequest
 
 Fields = dict[str, Any]
@@ -59,8 +60,8 @@ def as_chat(body: InputTokensRequest, items: Sequence[AnyItem]) -> ChatRequest:
         "chat_template_kwargs": body.chat_template_kwargs,
     }
     if isinstance(body, ResponseRequest):
-        same = ("temperature", "top_p", "top_k", "min_p", "repeat_guard", "seed", "stream", "return_progress")
-        fields |= {name: getattr(body, name) for name in same}
+        fields |= plain_options(body)
+        fields |= {name: getattr(body, name) for name in ("seed", "stream", "return_progress")}
         fields |= {"user": body.user, "max_tokens": body.max_output_tokens, "logprobs": has_logprobs(body)}
         fields["top_logprobs"] = body.top_logprobs if fields["logprobs"] else None
     return ChatRequest.model_validate(fields)
