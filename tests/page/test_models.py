@@ -2,6 +2,7 @@
 
 import io
 import re
+import threading
 import wave
 
 import httpx
@@ -350,3 +351,23 @@ def test_axe_finds_nothing_and_a_phone_needs_no_sideways_scrolling(new_page, ser
     opened(page, "Machine")
     expect(page.get_by_text("usable of")).to_be_visible()
     check("machine")
+
+
+def test_loading_a_model_shows_how_far_it_is(new_page):
+    go_on = threading.Event()
+    made = mock()
+
+    def opener(entry):
+        assert go_on.wait(60)
+        return made(entry)
+
+    with serving(opener) as server:
+        page = new_page(f"{server.url}/#models")
+        page.get_by_role("button", name="Load", exact=True).click()
+        bar = page.get_by_role("progressbar", name="Loading mock")
+        expect(bar).to_be_visible()
+        assert int(bar.get_attribute("max")) == server.state.registry.models["mock"].need
+        expect(page.get_by_text("in memory")).to_be_visible()
+        go_on.set()
+        expect(bar).to_have_count(0)
+        expect(page.get_by_role("button", name="Unload", exact=True)).to_be_visible()

@@ -117,6 +117,50 @@ def test_a_hidden_tab_has_no_live_connection(page):
     expect(page.locator("#now")).not_to_have_text("not connected")
 
 
+def watchers(server):
+    return len(server.live.watchers)
+
+
+@pytest.fixture
+def tabs(browser):
+    """Seven tabs of one browser, which allows a host six connections."""
+    context = browser.new_context()
+    context.set_default_timeout(20_000)
+    yield [context.new_page() for _ in range(7)]
+    context.close()
+
+
+def test_seven_tabs_of_one_browser_share_one_connection(tabs):
+    with serving(mock()) as server:
+        for tab in tabs:
+            tab.goto(server.url, wait_until="commit")
+        for tab in tabs:
+            expect(tab.get_by_label("Model", exact=True)).to_have_value("mock")
+            expect(tab.locator("#now")).to_contain_text("tok/s")
+        until(lambda: tabs[0].evaluate("1") and watchers(server) == 1)
+        tabs[-1].get_by_label("Prompt", exact=True).fill("Once")
+        tabs[-1].get_by_role("button", name="Generate").click()
+        expect(tabs[-1].locator("main")).to_contain_text("Hello world, this is a mock.")
+        for tab in tabs[:-1]:  # whichever leads, others take over
+            tab.close()
+        expect(tabs[-1].locator("#now")).to_contain_text("tok/s")
+        until(lambda: tabs[-1].evaluate("1") and watchers(server) == 1)
+
+
+def test_tabs_that_show_cells_lead_and_others_follow(tabs):
+    with serving(mock()) as server:
+        for tab, view in zip(tabs[:3], ("play", "cells", "load"), strict=True):
+            tab.goto(f"{server.url}/#{view}", wait_until="commit")
+            expect(tab.locator("#now")).to_contain_text("tok/s")
+        until(lambda: tabs[0].evaluate("1") and watchers(server) == 1)
+        assert next(iter(server.live.watchers)).model == "mock"
+        hide(tabs[1], True)
+        expect(tabs[1].locator("#now")).to_have_text("not connected")
+        for tab in (tabs[0], tabs[2]):
+            expect(tab.locator("#now")).to_contain_text("tok/s")
+        until(lambda: tabs[0].evaluate("1") and [one.model for one in server.live.watchers] == [None])
+
+
 def test_a_tab_that_was_asleep_connects_again(page):
     expect(page.locator("#now")).to_contain_text("tok/s")
     page.clock.install()

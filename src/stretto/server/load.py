@@ -117,6 +117,9 @@ def _sum(counts: dict[str, Counts]) -> Counts:
 def _model(served: ServedModel, counts: Counts, seconds: float) -> dict[str, Any]:
     facts: dict[str, Any] = {"loaded": served.llm is not None, "loading": served.loading is not None}
     facts |= {"users": served.users, "running": 0, "waiting": served.waiting}
+    if served.loading is not None and served.need and (now := resident()) is not None:
+        done = min(max(0, now - served.loading_from), served.need)
+        facts["progress"] = {"done": done, "total": served.need}  # bytes in memory, of what it will take
     llm = served.llm
     if isinstance(llm, LLM):
         metrics = llm.metrics

@@ -19,6 +19,7 @@ from stretto.loading.images import find_encoder
 from stretto.server.errors import ApiError
 from stretto.server.served_model import ServedModel, make_served, megabytes
 from stretto.server.settings import ModelEntry, Settings
+from stretto.server.usage import resident
 
 MEMORY_FRACTION = 0.8  # of the free memory, the default limit for models
 
@@ -276,7 +277,7 @@ class Registry:
         )
 
     async def _load(self, served: ServedModel) -> None:
-        started = time.monotonic()
+        started, served.loading_from = time.monotonic(), resident() or 0
         try:
             served.llm = await asyncio.to_thread(self._open_adapted, served.entry)
             served.loads += 1

@@ -46,6 +46,7 @@ class ServedModel:
     repack: bool | str = "auto"  # as `stretto.load` takes it: False if the weights have to stay in the file
     llm: LLM | None = None
     loading: asyncio.Task[None] | None = None
+    loading_from: int = 0  # bytes of this process in memory when it began
     users: int = 0
     used: float = 0.0  # when it was last leased or released, by the monotonic clock
     loads: int = 0

@@ -35,6 +35,7 @@ function useAnswer(path) { // [answer, error] of a GET
 // -- the models of the server --
 
 function Here({models, model, admin, refresh, choose}) {
+  const {models: now = {}} = useLive().stats ?? {};
   const [busy, begin] = useState(null), [problem, fail] = useState(null), [inside, look] = useState(null);
   const act = (verb, name) => async () => {
     begin({verb, name});
@@ -52,8 +53,14 @@ function Here({models, model, admin, refresh, choose}) {
         ${one.loaded ? 'Unload' : 'Load'}</button>
       <button type="button" aria-expanded=${inside === one.name} onClick=${() => look(inside !== one.name && one.name)}>Inspect</button>
       ${one.added && html`<button type="button" disabled=${!!busy} onClick=${act('remove', one.name)}>Remove</button>`}`}</div>
+    ${now[one.name]?.progress && html`<${Loading} name=${one.name} ...${now[one.name].progress}/>`}
     ${problem?.name === one.name && html`<p class="bad" role="alert">${problem.text}</p>`}
     ${inside === one.name && html`<${Inspect} key=${`${one.name} ${one.loaded}`} name=${one.name} refresh=${refresh}/>`}</li>`)}</ul>`;
+}
+
+function Loading({name, done, total}) {
+  return html`<progress aria-label=${`Loading ${name}`} max=${total} value=${done}></progress>
+    <p class="soft num">${bytes(done)} of about ${bytes(total)} in memory</p>`;
 }
 
 function facts(one) {
