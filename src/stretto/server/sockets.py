@@ -220,7 +220,8 @@ def loading(model: str | os.PathLike[str], **options: Any) -> dict[str, Any] | N
     except OSError:
         return None
     kernels = os.environ.get("STRETTO_KERNELS")
-    made = {"model": found, "code": code, "kernels": kernels, "options": options}
+    given = {name: value for name, value in options.items() if value is not None}  # None: left out
+    made = {"model": found, "code": code, "kernels": kernels, "options": given}
     read: dict[str, Any] = json.loads(json.dumps(made))
     return read
 
