@@ -22,8 +22,8 @@ from load.process import ours
 from peers.bench import Others
 from serve import load, outside
 from stretto import hardware
-from stretto.server.cells import frame
-from stretto.server.errors import dumps
+from stretto.server.http.errors import dumps
+from stretto.server.own.cells import frame
 from stretto.server.settings import ModelEntry
 from stretto.testing import mock_llm
 

@@ -6,11 +6,11 @@ python scripts/server_fields.py       # writes them into docs/reference/server.m
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from stretto.server.anthropic_schemas import CountRequest, MessagesRequest
-from stretto.server.llama_embedding import NativeEmbedding
-from stretto.server.llama_schemas import InfillRequest, NativeCompletion
-from stretto.server.responses_schemas import ResponseRequest
-from stretto.server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
+from stretto.server.anthropic.schemas import CountRequest, MessagesRequest
+from stretto.server.generation.requests import ChatRequest, CompletionRequest, EmbeddingRequest
+from stretto.server.llama_cpp.models import NativeEmbedding
+from stretto.server.llama_cpp.schemas import InfillRequest, NativeCompletion
+from stretto.server.openai.responses_request import ResponseRequest
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "server.md"
 START, END = "<!-- fields -->\n", "<!-- end of fields -->"

@@ -5,7 +5,7 @@ import zlib
 
 import numpy as np
 
-from stretto.server.cells import FREE, UNNAMED
+from stretto.server.own.cells import FREE, UNNAMED
 
 
 def by_number(found):

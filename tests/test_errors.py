@@ -17,7 +17,7 @@ from stretto.errors import (
     Unsupported,
 )
 from stretto.sampling.params import check_integer
-from stretto.server.errors import translate
+from stretto.server.http.errors import translate
 from stretto.testing import mock_llm
 from tiny_models import FOLDER
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from reference.markdown import MADE, plain, table
 from stretto import errors
-from stretto.server.errors import translate
+from stretto.server.http.errors import translate
 
 HEAD = f"""# Errors
 

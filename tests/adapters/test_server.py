@@ -6,7 +6,7 @@ from serving import TINY, visiting
 from stretto.backends.native import NativeBackend
 from stretto.errors import InvalidRequest, ModelError
 from stretto.llm import LLM
-from stretto.server.adapters import with_adapters
+from stretto.server.http.registry import with_adapters
 from stretto.server.serve import Server
 from stretto.server.settings import ModelEntry, Settings
 from stretto.testing import byte_tokenizer

@@ -15,8 +15,8 @@ from stretto import Grammar, Image
 from stretto.cache.snapshot import SnapshotFile
 from stretto.engine.saving import expected_by
 from stretto.models import read_spec
-from stretto.server.bodies import parsed, validated
-from stretto.server.schemas import ChatRequest, CompletionRequest
+from stretto.server.generation.requests import ChatRequest, CompletionRequest
+from stretto.server.http.bodies import parsed, validated
 from stretto.server.settings import RequestLimits
 from stretto.testing import CHAT_TEMPLATE, byte_tokenizer, mock_llm
 from stretto.text.loading import load_tokenizer

@@ -17,7 +17,7 @@ from mutations import mutate
 from targets import DATA, TARGETS
 
 from stretto.errors import StrettoError
-from stretto.server.errors import ApiError
+from stretto.server.http.errors import ApiError
 
 SECONDS = float(os.environ.get("STRETTO_FUZZ_SECONDS", "5"))  # for each target
 SEED = int(os.environ.get("STRETTO_FUZZ_SEED", "0"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from stretto.server import pages
+from stretto.server.own import pages
 
 OWN_LINES, SERVED_BYTES = 2_550, 62_000
 

@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import expect
 
 from serving import mock, serving, until
-from stretto.server.live import MAX_WATCHERS
+from stretto.server.own.live import MAX_WATCHERS
 
 KEY = "a-key-of-the-test"
 VIEWS = ("Play", "Cells", "Parallel", "Models", "Load", "Compare")

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from serving import HELLO, endless, mock, serving, until, visiting
-from stretto.server import batch_store
+from stretto.server.openai import batch_store
 from stretto.server.settings import RequestLimits
 
 CHAT = "/v1/chat/completions"

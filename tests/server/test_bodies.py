@@ -15,15 +15,15 @@ from pydantic import ValidationError
 
 from serving import visiting
 from stretto import _native
-from stretto.server import answers, bodies, own
 from stretto.server.app import ROUTERS
-from stretto.server.bodies import MAX_FIELDS, assembled, parsed, validated
-from stretto.server.errors import ApiError, dumps
-from stretto.server.guard import FORM_PATHS
-from stretto.server.lean import body_routes
-from stretto.server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
+from stretto.server.generation.grammars import is_longer
+from stretto.server.generation.requests import ChatRequest, CompletionRequest, EmbeddingRequest
+from stretto.server.http import bodies, streaming
+from stretto.server.http.bodies import MAX_FIELDS, assembled, body_routes, parsed, validated
+from stretto.server.http.errors import ApiError, dumps
+from stretto.server.http.guard import FORM_PATHS
+from stretto.server.own import endpoints
 from stretto.server.settings import RequestLimits
-from stretto.server.structured import is_longer
 
 LIMITS = RequestLimits()
 ANY_BYTES, ANY_DEPTH = 1 << 30, 1 << 30  # of a piece: not cut, however deep
@@ -42,7 +42,7 @@ CHAT = {**MODEL, "messages": [{"role": "user", "content": "Hi"}]}
         (ChatRequest, {**MODEL, "messages": [{"a": 0}] * 2000}),
         (ChatRequest, {**CHAT, "tools": [{}] * 2000}),
         (ChatRequest, {**CHAT, "messages": [{"role": "user", "content": [{}] * 1000}]}),
-        (own.TokenizeRequest, {**MODEL, "tokens": [None] * 10_000}),
+        (endpoints.TokenizeRequest, {**MODEL, "tokens": [None] * 10_000}),
     ],
 )
 def test_a_list_fails_at_its_first_wrong_value(model, body):
@@ -424,8 +424,8 @@ def test_a_long_answer_is_written_in_pieces(monkeypatch):
         "g": [],
         "h": [{"i": [1]}, {}],
     }
-    monkeypatch.setattr(answers, "PIECE_VALUES", 3)
-    assert answers.pieces(value) == dumps(value)
+    monkeypatch.setattr(streaming, "PIECE_VALUES", 3)
+    assert streaming.pieces(value) == dumps(value)
     with visiting() as (_, web):
         found = web.post("/stretto/tokenize", json={**MODEL, "text": "hello"})
     assert found.headers["content-type"] == "application/json"

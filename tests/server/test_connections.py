@@ -11,8 +11,8 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from serving import endless, serving, until
-from stretto.server import descriptors
-from stretto.server.protocol import MAX_PIPELINED, protocol
+from stretto.server.http import protocol as descriptors
+from stretto.server.http.protocol import MAX_PIPELINED, protocol
 from stretto.server.settings import RequestLimits
 
 LIMITS = RequestLimits(head=2_000, head_seconds=0.5, body_seconds=20.0)
@@ -25,7 +25,7 @@ WHOLE = b"%x\r\n%s\r\n0\r\n" % (len(BODY), BODY)  # but for its trailers
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """A refused client may be as slow as it likes, as on a busy machine."""
-    monkeypatch.setattr("stretto.server.protocol.LINGER_SECONDS", 60.0)
+    monkeypatch.setattr("stretto.server.http.protocol.LINGER_SECONDS", 60.0)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_bytes_behind_a_request_do_not_cut_its_answer():
 
 
 def test_far_over_the_limit_connections_are_told_at_once(monkeypatch):
-    monkeypatch.setattr("stretto.server.protocol.SPARE_CONNECTIONS", 2)
+    monkeypatch.setattr("stretto.server.http.protocol.SPARE_CONNECTIONS", 2)
     with serving(limits=RequestLimits(connections=2)) as server, ExitStack() as idle:
         for _ in range(4):
             idle.enter_context(connect(server))

@@ -4,7 +4,7 @@ import pytest
 
 from serving import endless, visiting
 from stretto import InvalidRequest
-from stretto.server.defaults import parse_arguments, parse_defaults
+from stretto.server.settings import parse_arguments, parse_defaults
 from stretto.testing import mock_llm
 from stretto.text.template import ChatTemplate
 

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import pytest
 
-from stretto.server import images
-from stretto.server.errors import ApiError
+from stretto.server.generation import images
+from stretto.server.http.errors import ApiError
 
 PRIVATE = [
     "127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0", "100.64.0.1",

@@ -2,9 +2,9 @@
 
 import pytest
 
-from stretto.server.bodies import validated
-from stretto.server.errors import ApiError
-from stretto.server.schemas import ChatRequest, CompletionRequest
+from stretto.server.generation.requests import ChatRequest, CompletionRequest
+from stretto.server.http.bodies import validated
+from stretto.server.http.errors import ApiError
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"model": "m", "prompt": "Hi"}

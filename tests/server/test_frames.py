@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cell_reader import Reader
-from stretto.server import cells as server_cells
-from stretto.server.cells import FREE, UNNAMED, frame
+from stretto.server.own import cells as server_cells
+from stretto.server.own.cells import FREE, UNNAMED, frame
 from stretto.testing import mock_llm
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from stretto.errors import InvalidRequest
-from stretto.server.go_template import render
+from stretto.server.ollama.endpoints import render
 
 CHATML = """{{- if .System }}<|im_start|>system
 {{ .System }}<|im_end|>

@@ -15,7 +15,7 @@ from PIL import Image as Pillow
 
 from serving import TINY, serving, until, visiting
 from stretto import InvalidRequest
-from stretto.server import images
+from stretto.server.generation import images
 from stretto.server.settings import ModelEntry, RequestLimits
 from tiny_vision import IMAGE_TEMPLATE, TEMPLATE, seeing_llm
 

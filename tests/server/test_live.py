@@ -12,13 +12,13 @@ import pytest
 
 from cell_reader import Reader
 from serving import TINY, endless, mock, until, visiting
-from stretto.server.callers import Caller
-from stretto.server.cells import CellEvents
-from stretto.server.guard import TextLines
-from stretto.server.live import MAX_DELAY_SECONDS, MAX_WATCHERS, Live, LiveStream, Watcher
-from stretto.server.logs import MAX_CHARACTERS, MAX_LINES, LastLines
+from stretto.server.http.callers import Caller
+from stretto.server.http.guard import TextLines
+from stretto.server.http.logs import MAX_CHARACTERS, MAX_LINES, LastLines
+from stretto.server.http.state import State
+from stretto.server.own.cells import CellEvents
+from stretto.server.own.live import MAX_DELAY_SECONDS, MAX_WATCHERS, Live, LiveStream, Watcher
 from stretto.server.settings import ModelEntry, Settings
-from stretto.server.state import State
 
 ADMIN = Caller("", True)
 LIVE = "/stretto/live?model=mock&cells=1"
@@ -180,7 +180,7 @@ def test_watching_is_put_off_when_it_takes_too_long():
 
 
 def test_a_reader_that_takes_nothing_is_let_go(monkeypatch):
-    monkeypatch.setattr("stretto.server.live.SEND_SECONDS", 0.05)
+    monkeypatch.setattr("stretto.server.own.live.SEND_SECONDS", 0.05)
     sent = []
 
     async def receive():
@@ -204,7 +204,7 @@ def test_a_reader_that_takes_nothing_is_let_go(monkeypatch):
 def test_an_error_ends_the_streams_and_the_next_page_starts_anew(monkeypatch):
     with visiting() as (running, web):
         with monkeypatch.context() as patch:
-            patch.setattr("stretto.server.live.Live._measure", lambda self, load: 1 / 0)
+            patch.setattr("stretto.server.own.live.Live._measure", lambda self, load: 1 / 0)
             with watching(web, "/stretto/live") as events:
                 assert "stats" not in {kind for event in events for kind in event}
         until(lambda: not running.live.watchers)

@@ -9,8 +9,8 @@ import pytest
 
 from serving import serving
 from stretto.llm import LLM
-from stretto.server.options import engine_options
-from stretto.server.schemas import ChatRequest
+from stretto.server.generation.options import engine_options
+from stretto.server.generation.requests import ChatRequest
 from stretto.server.settings import RequestLimits
 from stretto.testing import MockBackend, mock_llm
 from stretto.text.loading import load_tokenizer

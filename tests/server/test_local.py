@@ -51,7 +51,7 @@ def runtime(monkeypatch):
 @pytest.fixture(autouse=True)
 def exact(monkeypatch):
     """The mock backend counts as one that promises its bits."""
-    monkeypatch.setattr("stretto.server.local.EXACT", ("native", "mock"))
+    monkeypatch.setattr("stretto.server.http.local.EXACT", ("native", "mock"))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -174,7 +174,7 @@ def test_a_model_that_run_would_not_load_so_is_not_offered(other, monkeypatch):
 
 
 def test_a_backend_that_does_not_promise_its_bits_is_not_asked(monkeypatch):
-    monkeypatch.setattr("stretto.server.local.EXACT", ("native",))
+    monkeypatch.setattr("stretto.server.http.local.EXACT", ("native",))
     with serving(models=(f"m={MODEL}",), local=True):
         assert find() is None
 
@@ -250,10 +250,10 @@ def test_a_client_that_reads_nothing_does_not_hold_up_the_end_of_the_server(monk
         stuck.set()
         await asyncio.Event().wait()  # as a full buffer does
 
-    monkeypatch.setattr("stretto.server.local.LAST_BYTES_SECONDS", 0.0)
+    monkeypatch.setattr("stretto.server.http.local.LAST_BYTES_SECONDS", 0.0)
     with serving(endless(), models=(f"m={MODEL}",), local=True, grace_seconds=0.1):
         llm = find()
-        monkeypatch.setattr("stretto.server.local._Talk._send", block)
+        monkeypatch.setattr("stretto.server.http.local._Talk._send", block)
         llm._connection.send({"verb": "stream", "model": "m", "prompt": "x", "options": {}})
         assert stuck.wait(60)
     llm.close()

@@ -11,9 +11,9 @@ import pytest
 from serving import endless, mock, serving, until, visiting
 from stretto import LLM
 from stretto.backends.native import NativeBackend
-from stretto.server.errors import translate
-from stretto.server.guard import JsonLines, TextLines
-from stretto.server.logs import ErrorStream
+from stretto.server.http.errors import translate
+from stretto.server.http.guard import JsonLines, TextLines
+from stretto.server.http.logs import ErrorStream
 from stretto.testing import byte_tokenizer
 from tiny_models import tiny_file, tiny_spec
 

@@ -3,8 +3,8 @@
 import pytest
 
 from serving import visiting
-from stretto.server.errors import ApiError
-from stretto.server.modelfile import parse_modelfile
+from stretto.server.http.errors import ApiError
+from stretto.server.ollama.create import parse_modelfile
 
 FILE = '''# a comment
 FROM mock

@@ -11,8 +11,8 @@ import local_hub
 import local_index
 from serving import TINY, endless, mock, serving, until, visiting
 from stretto.errors import InvalidRequest
-from stretto.server.errors import ApiError
-from stretto.server.registry import Registry
+from stretto.server.http.errors import ApiError
+from stretto.server.http.registry import Registry
 from stretto.server.settings import ModelEntry, Settings
 from stretto.testing import mock_llm
 from stretto.weights.hub import catalogue
@@ -185,7 +185,7 @@ def test_a_model_is_looked_into(web):
 def test_a_model_is_served_once_more_by_another_backend(monkeypatch):
     backends = []
     monkeypatch.setattr(
-        "stretto.server.registry.load",
+        "stretto.server.http.registry.load",
         lambda path, **options: backends.append(options["backend"]) or mock_llm("x"),
     )
     with visiting(models=(f"real={TINY}",)) as (running, web):

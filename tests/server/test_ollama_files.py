@@ -12,7 +12,7 @@ import ollama
 import pytest
 
 from serving import HELLO, TINY, mock, serving, until, visiting
-from stretto.server import ollama_create
+from stretto.server.ollama import create
 from stretto.server.settings import RequestLimits
 from stretto.weights import hub
 from stretto.weights.gguf import GGUF
@@ -111,8 +111,8 @@ def test_a_deleted_model_leaves_the_file_that_another_one_has(web):
 
 
 def test_a_client_that_leaves_while_a_model_is_made_leaves_none(web, monkeypatch):
-    goes_on, link = threading.Event(), ollama_create._link
-    monkeypatch.setattr(ollama_create, "_link", lambda *paths: (goes_on.wait(30), link(*paths)))
+    goes_on, link = threading.Event(), create._link
+    monkeypatch.setattr(create, "_link", lambda *paths: (goes_on.wait(30), link(*paths)))
     assert web.post(BLOB, content=DATA).status_code == 201
     with web.stream("POST", "/api/create", json={"model": "new", **FILES, "stream": True}) as answer:
         assert json.loads(next(answer.iter_lines())) == {"status": "parsing GGUF"}

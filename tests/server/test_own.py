@@ -13,7 +13,7 @@ from serving import HELLO, serving
 from stretto import LLM
 from stretto.backends.native import NativeBackend
 from stretto.parallel.types import Attention
-from stretto.server import lattice
+from stretto.server.own import endpoints
 from stretto.testing import byte_tokenizer
 from tiny_models import tiny_file, tiny_spec
 
@@ -190,7 +190,7 @@ def test_attention_of_a_run_comes_in_brief(small):
 
 
 def test_attention_that_takes_too_much_memory_is_refused(small, monkeypatch):
-    monkeypatch.setattr(lattice, "ATTENTION_BYTES", 1 << 20)
+    monkeypatch.setattr(endpoints, "ATTENTION_BYTES", 1 << 20)
     body = {"model": "mock", "prompt": [1, 2], "attention": True}
     refused = small.post("/stretto/parallel", json={**body, "max_width": 256})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "attention")
@@ -199,11 +199,11 @@ def test_attention_that_takes_too_much_memory_is_refused(small, monkeypatch):
 
 
 def test_only_the_columns_with_the_most_attention_are_told():
-    n = 3 * lattice.ATTENTION_COLUMNS
+    n = 3 * endpoints.ATTENTION_COLUMNS
     weights = np.linspace(0, 1, n, dtype=np.float32)[::-1].reshape(1, 1, 1, n)
     numbers = np.arange(n, dtype=np.int32)
-    found = lattice.in_brief(Attention(weights, numbers, numbers, numbers * 0 - 1), byte_tokenizer())
-    assert found["positions"] == list(range(lattice.ATTENTION_COLUMNS))
+    found = endpoints.in_brief(Attention(weights, numbers, numbers, numbers * 0 - 1), byte_tokenizer())
+    assert found["positions"] == list(range(endpoints.ATTENTION_COLUMNS))
     assert set(found["pieces"]) == {""}  # an image has no text
 
 

@@ -8,10 +8,10 @@ from serving import TINY, endless, until, visiting
 from stretto.cli import main
 from stretto.errors import InvalidRequest, ModelError
 from stretto.hardware.gpus import CudaDevice
-from stretto.server import registry as registry_module
-from stretto.server.errors import ApiError
-from stretto.server.registry import Registry
-from stretto.server.served_model import WORKING_BYTES
+from stretto.server.http import registry as registry_module
+from stretto.server.http.errors import ApiError
+from stretto.server.http.registry import Registry
+from stretto.server.http.served_model import WORKING_BYTES
 from stretto.server.settings import ModelEntry, Settings
 from stretto.testing import mock_llm
 from stretto.weights.gguf import GGUF
@@ -224,7 +224,7 @@ def test_models_are_loaded_with_the_precision_of_the_settings(monkeypatch, preci
         await use(registry, "a")
         await registry.close()
 
-    monkeypatch.setattr("stretto.server.registry.load", load)
+    monkeypatch.setattr("stretto.server.http.registry.load", load)
     asyncio.run(run())
     assert asked == [precision]
 
@@ -253,7 +253,7 @@ def test_a_model_is_loaded_with_the_template_that_is_given(monkeypatch, tmp_path
         assert registry.models["org/a"].facts["template"] == "{{ messages }}"
         await registry.close()
 
-    monkeypatch.setattr("stretto.server.registry.load", load)
+    monkeypatch.setattr("stretto.server.http.registry.load", load)
     asyncio.run(run())
     assert asked == ["{{ messages }}", None]
 

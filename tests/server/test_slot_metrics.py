@@ -8,9 +8,9 @@ import pytest
 from recurrent_mock import recurrent_llm
 from stretto import Limits
 from stretto.llm.encoder import Encoder
-from stretto.server.llama_metrics import Scrapes
-from stretto.server.metrics import render
-from stretto.server.served_model import ServedModel
+from stretto.server.http.metrics import render
+from stretto.server.http.served_model import ServedModel
+from stretto.server.llama_cpp.metrics import Scrapes
 from stretto.server.settings import ModelEntry
 from stretto.testing import byte_tokenizer, mock_llm
 from tiny_encoders import native

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from serving import serving, until, visiting
-from stretto.server import spare_memory
-from stretto.server.spare_memory import LARGE_BYTES, QUIET_SECONDS, SpareMemory
+from stretto.server.http import guard
+from stretto.server.http.guard import LARGE_BYTES, QUIET_SECONDS, SpareMemory
 
 
 class Clock:
@@ -54,7 +54,7 @@ def test_free_memory_is_given_back_once_when_bodies_have_stopped(clock):
     clock.go_to(last + 0.9 * QUIET_SECONDS)
     assert clock.ran == []
     clock.go_to(last + QUIET_SECONDS)
-    assert clock.ran == [spare_memory.trim]
+    assert clock.ran == [guard.trim]
     assert clock.timers == []
     spare.note(LARGE_BYTES)  # and again
     clock.go_to(clock.now + QUIET_SECONDS)
@@ -70,8 +70,8 @@ def test_small_bodies_cost_no_timer(clock):
 def trims(monkeypatch):
     """The calls that give memory back, soon after a body."""
     calls = []
-    monkeypatch.setattr(spare_memory, "trim", lambda: calls.append(None))
-    monkeypatch.setattr(spare_memory, "QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(guard, "trim", lambda: calls.append(None))
+    monkeypatch.setattr(guard, "QUIET_SECONDS", 0.01)
     return calls
 
 

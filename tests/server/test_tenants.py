@@ -10,7 +10,7 @@ from PIL import Image as Pillow
 
 from serving import serving
 from stretto.errors import CacheFull
-from stretto.server.errors import translate
+from stretto.server.http.errors import translate
 from tiny_vision import seeing_llm
 
 KEYS = {"api_keys": ("ann", "bob"), "admin_keys": ("boss",)}

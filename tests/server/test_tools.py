@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from serving import serving
-from stretto.server.calls import CallWatcher
+from stretto.server.generation.calls import CallWatcher
 from tool_models import SAID, make
 
 PARAMETERS = {

@@ -3,7 +3,7 @@
 import pytest
 
 from stretto.errors import InvalidRequest, ModelError
-from stretto.server.served_model import slot_of
+from stretto.server.http.served_model import slot_of
 from stretto.server.settings import ModelEntry, Settings
 from stretto.testing import mock_llm
 from stretto.text.parts import with_known_parts

@@ -11,7 +11,7 @@ import pytest
 
 from call_families import FAMILIES, make
 from stretto import ToolCall
-from stretto.server.calls import CallWatcher
+from stretto.server.generation.calls import CallWatcher
 from stretto.tools.check import check_tools
 from stretto.tools.finding import call_format
 

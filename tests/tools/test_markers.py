@@ -3,7 +3,7 @@
 import vocabularies
 from call_families import CHATML, FAMILIES, make
 from stretto.llm import LLM
-from stretto.server.calls import CallWatcher
+from stretto.server.generation.calls import CallWatcher
 from stretto.testing import MockBackend
 from stretto.text.bpe import BPETokenizer
 from stretto.text.reasoning import find_format

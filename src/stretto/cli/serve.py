@@ -18,10 +18,9 @@ def serve(models: o.Served = None, model: o.ServedModels = None, **options: Any)
     Point a client at it: OPENAI_BASE_URL=http://localhost:8080/v1, or OLLAMA_HOST=localhost:8080.
     """
     try:
-        from stretto.server.adapters import with_adapters
-        from stretto.server.defaults import parse_arguments, parse_defaults
+        from stretto.server.http.registry import with_adapters
         from stretto.server.serve import serve as run
-        from stretto.server.settings import ModelEntry, Settings, api_keys
+        from stretto.server.settings import ModelEntry, Settings, api_keys, parse_arguments, parse_defaults
     except ImportError as error:
         raise StrettoError(
             f"{error.name} is missing; the server needs: pip install 'stretto[server]'"

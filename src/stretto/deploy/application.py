@@ -26,10 +26,10 @@ from stretto.deploy.prefixes import report
 from stretto.deploy.settings import DEPLOYMENT, DeploySettings
 from stretto.llm import LLM
 from stretto.server.app import create_app
-from stretto.server.descriptors import with_descriptors
+from stretto.server.http.protocol import with_descriptors
+from stretto.server.http.state import State
+from stretto.server.http.usage import HELPER_THREAD_NAME
 from stretto.server.serve import HELPER_THREADS, configure_logging
-from stretto.server.state import State
-from stretto.server.usage import HELPER_THREAD_NAME
 
 if TYPE_CHECKING:
     from ray.serve import Application

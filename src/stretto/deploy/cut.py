@@ -10,9 +10,8 @@ from __future__ import annotations
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stretto.server.errors import ApiError, body_of, dumps
-from stretto.server.line_stream import LINES
-from stretto.server.open_response import EVENTS, event
+from stretto.server.http.errors import ApiError, body_of, dumps
+from stretto.server.http.streaming import EVENTS, LINES, event
 
 REASON = ApiError(
     503, "the replica that gave this answer has ended; send the request again", code="replica_lost"

@@ -15,7 +15,7 @@ from secrets import token_hex
 from tempfile import mkdtemp
 
 from stretto.errors import InvalidRequest
-from stretto.server.hosts import is_loopback
+from stretto.server.http.hosts import is_loopback
 
 TOKEN_FILE = "token"
 DRAIN_SECONDS = 5  # that a replica which goes stays reachable, until HAProxy sends it nothing more

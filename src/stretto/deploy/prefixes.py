@@ -21,8 +21,7 @@ import numpy as np
 
 from stretto.engine.parked import Held
 from stretto.llm import LLM
-from stretto.server.response_store import ResponseStore
-from stretto.server.state import State
+from stretto.server.http.state import ResponseStore, State
 
 # Keys of what one replica alone has: stored responses, by their ids.
 

@@ -23,12 +23,13 @@ from stretto.engine import Engine
 from stretto.errors import InvalidRequest
 from stretto.llm import LLM
 from stretto.llm.prompts import conversation_ids, known_template
-from stretto.server import anthropic_chat, responses_chat
-from stretto.server.anthropic_schemas import MessagesRequest
-from stretto.server.chat import as_message, granted, name_answers, thinking_of
-from stretto.server.legacy import with_tools
-from stretto.server.responses_schemas import ResponseRequest
-from stretto.server.schemas import ChatRequest, ImagePart
+from stretto.server.anthropic import endpoints
+from stretto.server.anthropic.schemas import MessagesRequest
+from stretto.server.generation.chat import as_message, granted, name_answers, thinking_of
+from stretto.server.generation.requests import ChatRequest, ImagePart
+from stretto.server.openai import responses_request
+from stretto.server.openai.answers import with_tools
+from stretto.server.openai.responses_request import ResponseRequest
 from stretto.text.arguments import thinking_arguments
 from stretto.text.loading import load_template_of, load_tokenizer_of
 from stretto.text.template import ChatTemplate
@@ -83,7 +84,7 @@ class TextModel:
             request = ResponseRequest.model_validate(body)
             if request.previous_response_id is not None:
                 raise InvalidRequest("the conversation is not in the body", param="previous_response_id")
-            return self._chat(responses_chat.as_chat(request, responses_chat.items_of(request)))
+            return self._chat(responses_request.as_chat(request, responses_request.items_of(request)))
         if OLLAMA_FIELDS.isdisjoint(body) or body.get("raw") is True:
             return self._plain(body.get("prompt"))
         said = [{"role": "user", "content": body.get("prompt") or ""}]
@@ -103,8 +104,8 @@ class TextModel:
             except ValidationError:
                 pass  # another protocol's
         asked = MessagesRequest.model_validate(body)
-        arguments = anthropic_chat.thinking_arguments(asked, cast(LLM, self))
-        return self._chat(anthropic_chat.as_chat(asked), arguments)
+        arguments = endpoints.thinking_arguments(asked, cast(LLM, self))
+        return self._chat(endpoints.as_chat(asked), arguments)
 
     @property
     def template_variables(self) -> frozenset[str]:

@@ -12,42 +12,30 @@ from fastapi.routing import APIRoute
 from starlette.responses import HTMLResponse, Response
 
 from stretto import __version__
-from stretto.server import (
-    anthropic,
-    batches,
-    cells,
-    cohere,
-    docs,
-    hosting,
-    live,
-    llama_chat,
-    llama_embedding,
-    llama_models,
-    llama_props,
-    llama_server,
-    model_admin,
-    ollama,
-    ollama_create,
-    ollama_models,
-    openai,
-    own,
-    pages,
-    responses,
-    running,
-    slot_files,
-    speech,
-    tasks,
-    tokenizer_info,
-)
-from stretto.server.batch_store import BatchStore
-from stretto.server.descriptions import described
-from stretto.server.errors import install
-from stretto.server.guard import Guard, TextLines
-from stretto.server.lean import Lean
-from stretto.server.logs import LastLines
-from stretto.server.registry import Opener
+from stretto.server import cohere, hosting
+from stretto.server.anthropic import endpoints as anthropic
+from stretto.server.generation import kept
+from stretto.server.http import docs
+from stretto.server.http.bodies import Lean
+from stretto.server.http.docs import described
+from stretto.server.http.errors import install
+from stretto.server.http.guard import Guard, TextLines
+from stretto.server.http.logs import LastLines
+from stretto.server.http.registry import Opener
+from stretto.server.http.state import State
+from stretto.server.llama_cpp import endpoints as llama_server
+from stretto.server.llama_cpp import models as llama_models
+from stretto.server.ollama import create
+from stretto.server.ollama import endpoints as ollama
+from stretto.server.ollama import models as ollama_models
+from stretto.server.openai import batches, responses, speech
+from stretto.server.openai import endpoints as openai
+from stretto.server.openai import endpoints as tokenizer_info
+from stretto.server.openai.batch_store import BatchStore
+from stretto.server.own import cells, live, pages, requests, tasks
+from stretto.server.own import endpoints as own
+from stretto.server.own import models as model_admin
 from stretto.server.settings import Settings
-from stretto.server.state import State
 from stretto.weights.hub.store import Store
 
 DESCRIPTION = (
@@ -64,19 +52,16 @@ ROUTERS = (
     cohere.router,
     ollama.router,
     ollama_models.router,
-    ollama_create.router,
+    create.router,
     llama_server.router,
-    llama_chat.router,
-    llama_embedding.router,
     llama_models.router,
-    llama_props.router,
-    tokenizer_info.router,
-    slot_files.router,
+    tokenizer_info.info_router,
+    kept.router,
     hosting.router,
     own.router,
     model_admin.router,
     cells.router,
-    running.router,
+    requests.router,
     live.router,
 )
 PULL_SECONDS = 5.0  # for a download to end at shutdown

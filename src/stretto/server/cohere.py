@@ -12,15 +12,15 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from stretto.server.answers import long_json
-from stretto.server.embedding import Floats, Vectors, embedded
-from stretto.server.errors import ApiError, translate, unsupported
-from stretto.server.generation import Generation, begin, unless_gone
-from stretto.server.options import check_prompts
-from stretto.server.prompt_ids import ids_of
-from stretto.server.schema_base import NEUTRAL, Body, ForModel, Text
-from stretto.server.schemas import TextPart
-from stretto.server.state import state_of
+from stretto.server.generation.chat import ids_of
+from stretto.server.generation.fields import NEUTRAL, Body, ForModel, Text
+from stretto.server.generation.generation import Generation, begin, unless_gone
+from stretto.server.generation.options import check_prompts
+from stretto.server.generation.requests import TextPart
+from stretto.server.generation.vectors import Floats, Vectors, embedded
+from stretto.server.http.errors import ApiError, translate, unsupported
+from stretto.server.http.state import state_of
+from stretto.server.http.streaming import long_json
 from stretto.tasks import TaskModel
 from stretto.text.tokenizer import Tokenizer
 

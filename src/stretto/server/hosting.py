@@ -13,22 +13,23 @@ from fastapi import APIRouter, Request
 from pydantic import Field, RootModel
 from starlette.responses import Response
 
-from stretto.server import openai, tasks
-from stretto.server.bodies import validated
-from stretto.server.errors import ApiError, Json
-from stretto.server.options import check_at_most
-from stretto.server.schema_base import Body, ForModel
-from stretto.server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
-from stretto.server.state import state_of
+from stretto.server.generation.fields import Body, ForModel
+from stretto.server.generation.options import check_at_most
+from stretto.server.generation.requests import ChatRequest, CompletionRequest, EmbeddingRequest
+from stretto.server.http.bodies import validated
+from stretto.server.http.errors import ApiError, Json
+from stretto.server.http.state import state_of
+from stretto.server.openai import endpoints
+from stretto.server.own import tasks
 
 router = APIRouter(tags=["Hosting"])
 
 FORMAT = "@requestFormat"  # of an instance: what its other fields are
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
 KINDS: dict[str, tuple[type[ForModel], Endpoint]] = {  # by the field that tells a body's endpoint
-    "messages": (ChatRequest, openai.chat),
-    "prompt": (CompletionRequest, openai.completions),
-    "input": (EmbeddingRequest, openai.embeddings),
+    "messages": (ChatRequest, endpoints.chat),
+    "prompt": (CompletionRequest, endpoints.completions),
+    "input": (EmbeddingRequest, endpoints.embeddings),
     "documents": (tasks.RerankRequest, tasks.rerank),
 }
 FORMATS = {

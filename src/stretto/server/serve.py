@@ -17,14 +17,13 @@ import uvicorn
 
 from stretto.errors import InvalidRequest
 from stretto.server.app import create_app
-from stretto.server.descriptors import with_descriptors
-from stretto.server.guard import JsonLines, TextLines
-from stretto.server.local import LocalSocket
-from stretto.server.logs import ErrorStream
-from stretto.server.protocol import protocol
-from stretto.server.registry import Opener
+from stretto.server.http.guard import JsonLines, TextLines
+from stretto.server.http.local import LocalSocket
+from stretto.server.http.logs import ErrorStream
+from stretto.server.http.protocol import protocol, with_descriptors
+from stretto.server.http.registry import Opener
+from stretto.server.http.usage import HELPER_THREAD_NAME
 from stretto.server.settings import Settings
-from stretto.server.usage import HELPER_THREAD_NAME
 
 log = logging.getLogger("stretto.server")
 

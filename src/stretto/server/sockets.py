@@ -2,7 +2,7 @@
 
 `stretto serve` listens on a Unix socket in the user's runtime directory; `stretto run`, `chat`, `ps` and
 `stop` ask there. The socket is the user's own, and both sides check that the other one is too. The server's
-side is `stretto.server.local`, the model that a command gets is `stretto.cli.remote`.
+side is `stretto.server.http.local`, the model that a command gets is `stretto.cli.remote`.
 
 Requests and answers are JSON objects, one a line; requests have a `verb`:
 

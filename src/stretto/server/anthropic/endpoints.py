@@ -1,0 +1,263 @@
+"""`/v1/messages`: Anthropic's endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from stretto.errors import Unsupported
+from stretto.llm import LLM
+from stretto.server.anthropic.answers import MessageEvents, MessageShape
+from stretto.server.anthropic.schemas import (
+    AnthropicMessage,
+    AnthropicTool,
+    Base64Source,
+    CountRequest,
+    DocumentBlock,
+    FreeChoice,
+    ImageBlock,
+    MessagesRequest,
+    NoChoice,
+    TextBlock,
+    ThinkingBlock,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from stretto.server.generation.chat import Warn, converse, ids_of, options_of, planned, renamed, thinking_of
+from stretto.server.generation.fields import plain_options
+from stretto.server.generation.generation import Generation, begin, started, unless_gone
+from stretto.server.generation.requests import ChatRequest
+from stretto.server.http.errors import ApiError, Json
+from stretto.server.http.state import state_of
+from stretto.server.http.streaming import EVENTS, Streamed
+from stretto.tools.plan import ToolPlan
+
+# Anthropic's messages as a chat request in OpenAI's form, which is the form that the server works with.
+
+Fields = dict[str, Any]
+
+# Fields of a chat request, and those of Anthropic's that set them: for errors.
+NAMES = {
+    "response_format": "output_config.format",
+    "grammar": "output_config.format",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "stop": "stop_sequences",
+}
+EFFORTS = {"max": "xhigh"}
+
+
+def as_chat(body: CountRequest) -> ChatRequest:
+    """The chat request that asks for the same."""
+    messages = [{"role": "system", "content": _joined(body.system)}] if body.system else []
+    for index, message in enumerate(body.messages):
+        messages += _messages(message, index)
+    fields: Fields = {
+        "model": body.model,
+        "messages": messages,
+        **_ending(body, messages[-1]),
+        "tools": [_tool(tool) for tool in body.tools] if body.tools else None,
+        **_choice(body),
+        **_format(body),
+    }
+    if isinstance(body, MessagesRequest):
+        fields |= {
+            **plain_options(body),
+            "stop": body.stop_sequences,
+            "stream": body.stream,
+            "thinking_budget_tokens": None if body.thinking is None else body.thinking.budget_tokens,
+            "user": body.metadata.user_id if body.metadata is not None else None,
+        }
+    return ChatRequest.model_validate(fields)
+
+
+def _ending(body: CountRequest, last: Fields) -> Fields:
+    """An answer that has begun is continued; calls without their results may be counted, not continued."""
+    if last["role"] != "assistant":
+        return {}
+    if last.get("tool_calls") and not isinstance(body, MessagesRequest):
+        return {"add_generation_prompt": False}
+    return {"continue_final_message": True}
+
+
+def thinking_arguments(body: CountRequest, llm: LLM, warn: Warn = lambda param, message: None) -> Fields:
+    """The template arguments for `thinking` and `output_config.effort`.
+
+    The effort is a hint: a template that has no such setting gets none. It turns no thinking on.
+    """
+    effort = body.output_config.effort if body.output_config is not None else None
+    wanted = None if body.thinking is None else body.thinking.type
+    found: Fields = {}
+    if effort is not None and wanted != "disabled":
+        with suppress(Unsupported):
+            found = llm.thinking(EFFORTS.get(effort, effort))
+        found = {name: value for name, value in found.items() if isinstance(value, str)}
+    if wanted in ("enabled", "disabled"):
+        found = thinking_of(llm, wanted == "enabled", "thinking", warn) | found
+    return found
+
+
+def _messages(message: AnthropicMessage, index: int) -> list[Fields]:
+    """A message as those of a chat: answers to calls are messages of their own, before what the user says."""
+    content = message.content
+    if isinstance(content, str):
+        return [{"role": message.role, "content": content}]
+    if message.role == "assistant":
+        return [_answer(content, index)]
+    allowed = (TextBlock, ImageBlock, DocumentBlock, ToolResultBlock)
+    for at, block in enumerate(content):
+        if not isinstance(block, allowed if message.role == "user" else TextBlock):
+            raise _misplaced(block.type, message.role, index, at)
+    results = [block for block in content if isinstance(block, ToolResultBlock)]
+    images = [part for block in results for part in _parts(block) if isinstance(part, ImageBlock)]
+    blocks = (*images, *content)
+    said = [_part(one) for one in blocks if isinstance(one, (TextBlock, ImageBlock, DocumentBlock))]
+    found = [_result(block) for block in results]
+    return [*found, {"role": message.role, "content": said}] if said or not found else found
+
+
+def _answer(content: Iterable[Any], index: int) -> Fields:
+    """A message of the assistant."""
+    fields: Fields = {"role": "assistant", "content": ""}
+    calls: list[Fields] = []
+    for at, block in enumerate(content):
+        match block:
+            case TextBlock():
+                fields["content"] += block.text
+            case ThinkingBlock():
+                fields["reasoning_content"] = fields.get("reasoning_content", "") + block.thinking
+            case ToolUseBlock():
+                arguments = json.dumps(block.input, ensure_ascii=False)
+                function = {"name": block.name, "arguments": arguments}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            case ImageBlock() | DocumentBlock() | ToolResultBlock():
+                raise _misplaced(block.type, "assistant", index, at)
+    return {**fields, "tool_calls": calls} if calls else fields
+
+
+def _result(block: ToolResultBlock) -> Fields:
+    """The answer to a call; its images come with the user's next message, where templates know them."""
+    text = _joined([part for part in _parts(block) if not isinstance(part, ImageBlock)])
+    text = f"Error: {text}" if block.is_error else text
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
+
+
+def _parts(block: ToolResultBlock) -> list[Any]:
+    if isinstance(block.content, str):
+        return [TextBlock(type="text", text=block.content)]
+    return list(block.content or ())
+
+
+def _part(block: TextBlock | ImageBlock | DocumentBlock) -> Fields:
+    if not isinstance(block, ImageBlock):
+        return {"type": "text", "text": _text(block)}
+    source = block.source
+    if isinstance(source, Base64Source):
+        return {"type": "image_url", "image_url": {"url": f"data:{source.media_type};base64,{source.data}"}}
+    return {"type": "image_url", "image_url": {"url": source.url}}
+
+
+def _text(block: TextBlock | DocumentBlock) -> str:
+    if isinstance(block, TextBlock):
+        return block.text
+    return "\n".join(filter(None, (block.title, block.context, block.source.data)))
+
+
+def _joined(content: str | Iterable[Any] | None) -> str:
+    if isinstance(content, str):
+        return content
+    blocks: Iterable[Any] = content or ()
+    return "\n".join(_text(block) for block in blocks)
+
+
+def _tool(tool: AnthropicTool) -> Fields:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {"type": "function", "function": function}
+
+
+def _choice(body: CountRequest) -> Fields:
+    choice = body.tool_choice
+    match choice:
+        case None:
+            return {}
+        case NoChoice():
+            return {"tool_choice": "none"}
+        case ToolChoice():
+            wanted: Any = {"type": "function", "function": {"name": choice.name}}
+        case FreeChoice():
+            wanted = "required" if choice.type == "any" else "auto"
+    disabled = choice.disable_parallel_tool_use
+    return {"tool_choice": wanted, "parallel_tool_calls": None if disabled is None else not disabled}
+
+
+def _format(body: CountRequest) -> Fields:
+    if body.output_config is None or body.output_config.format is None:
+        return {}
+    schema = {"name": "answer", "schema": body.output_config.format.schema_}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _misplaced(kind: str, role: str, index: int, at: int) -> ApiError:
+    param = f"messages[{index}].content[{at}].type"
+    return ApiError(400, f"{param}: a message of the {role} has no {kind} blocks", param=param)
+
+
+FIELDS = ("messages", "output_config.format")  # that hold the prompt and the grammar
+
+router = APIRouter(tags=["Anthropic"])
+
+
+@router.post("/v1/messages")
+async def messages(body: MessagesRequest, request: Request) -> Response:
+    """Answer a conversation."""
+    settings = state_of(request).settings
+    chat = as_chat(body)
+    try:
+        options = options_of(chat, settings.limits)
+    except Exception as error:
+        raise renamed(error, NAMES, *FIELDS) from error
+
+    async def start(generation: Generation) -> ToolPlan:
+        try:
+            thinking = thinking_arguments(body, generation.lease.llm, generation.warn)
+            return await converse(chat, generation, settings, options, thinking)
+        except Exception as error:
+            raise renamed(error, NAMES, *FIELDS) from error
+
+    request.scope["stretto"].update(model=body.model)
+    generation, plan = await started(request, body.model, start, *FIELDS)
+    try:
+        hidden = body.thinking is not None and body.thinking.display == "omitted"
+        shape = MessageShape(generation, body.model, body.stop_sequences or [], hidden)
+        if body.stream:
+            eager = {tool.name for tool in body.tools or () if tool.eager_input_streaming}
+            return Streamed(generation, generation.texts, MessageEvents(shape, plan, eager), EVENTS)
+        (result,) = map(plan.read, await unless_gone(request, generation.results()))
+        generation.close()
+        return Json(shape.whole(result))
+    except BaseException:
+        generation.close()
+        raise
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(body: CountRequest, request: Request) -> Response:
+    """The number of tokens of a conversation with its tools; nothing is generated."""
+    state = state_of(request)
+    chat = as_chat(body)
+    generation = await begin(state, body.model, request)
+    try:
+        thinking = thinking_arguments(body, generation.lease.llm, generation.warn)
+        _, prompt = await unless_gone(request, planned(chat, generation, state.settings, thinking))
+        ids: list[Any] = await asyncio.to_thread(ids_of, generation.lease.llm, prompt)
+    except Exception as error:
+        raise renamed(error, NAMES, *FIELDS) from error
+    finally:
+        generation.close()
+    return Json({"input_tokens": len(ids)})

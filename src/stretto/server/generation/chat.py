@@ -1,0 +1,282 @@
+"""Conversations: from the messages of a request to a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import NoneType
+from typing import Any
+
+from stretto import Image
+from stretto.errors import Unsupported
+from stretto.llm import LLM
+from stretto.server.generation.calls import plan_of
+from stretto.server.generation.generation import Generation
+from stretto.server.generation.grammars import grammar_of
+from stretto.server.generation.images import from_base64, from_url
+from stretto.server.generation.options import chat_options, check_at_most, check_prompts
+from stretto.server.generation.requests import ChatRequest, ImagePart, Message, TextPart
+from stretto.server.http.errors import ApiError, translate, unsupported
+from stretto.server.settings import RequestLimits, Settings
+from stretto.text.arguments import EFFORTS, NO_EFFORT, SWITCHES
+from stretto.tools.plan import ToolPlan
+
+Prompt = Callable[[], list[int]]
+Warn = Callable[[str, str], None]  # takes a field and what became of it
+
+
+async def prompt_of(
+    body: ChatRequest,
+    generation: Generation,
+    settings: Settings,
+    plan: ToolPlan,
+    thinking: dict[str, Any] | None = None,
+) -> Prompt:
+    """A function that makes the prompt, to be called in a thread: templates and tokenizers take time.
+
+    `thinking` are template arguments in place of those for `thinking` and `reasoning_effort`.
+    """
+    llm, warn = generation.lease.llm, generation.warn
+    if thinking is None:
+        switch = body.thinking.type if body.thinking is not None else "adaptive"
+        think = None if switch == "adaptive" else switch == "enabled"
+        thinking = thinking_of(llm, think, "thinking", warn)
+        thinking |= thinking_of(llm, body.reasoning_effort, "reasoning_effort", warn)
+    arguments = thinking | granted(llm, body.chat_template_kwargs or {}, warn)
+    urls = {
+        (i, j): part.image_url.url
+        for i, message in enumerate(body.messages)
+        if isinstance(message.content, list)
+        for j, part in enumerate(message.content)
+        if isinstance(part, ImagePart)
+    }
+    take_images(generation, len(urls), "messages")
+    images = {}
+    for (i, j), url in urls.items():
+        param = f"messages[{i}].content[{j}].image_url.url"
+        images[i, j] = await from_url(url, param, settings)
+    messages = [as_message(message, index, images) for index, message in enumerate(body.messages)]
+    name_answers(messages)
+    return rendered(generation, messages, settings, plan, arguments, **_ending(body))
+
+
+def _ending(body: ChatRequest) -> dict[str, bool]:
+    """How the prompt ends: where an answer begins, within the last message, or behind it."""
+    if not body.continue_final_message:
+        return {} if body.add_generation_prompt is not False else {"add_generation_prompt": False}
+    if body.add_generation_prompt:
+        raise ApiError(
+            400,
+            "continue_final_message continues the last message, and add_generation_prompt begins another; "
+            "give one of them",
+            param="add_generation_prompt",
+        )
+    return {"continue_final": True}
+
+
+def last_answer(body: ChatRequest) -> str:
+    """The text of the last message, if it is the assistant's: what `echo` puts before the answer."""
+    last = body.messages[-1]
+    text = as_message(last, 0, {}).get("content") if last.role == "assistant" else None
+    return text if isinstance(text, str) else ""
+
+
+def thinking_of(llm: LLM, think: bool | str | None, param: str, warn: Warn) -> dict[str, Any]:
+    """The template arguments for a request's wish to think, or not to.
+
+    Clients send such fields to every model: one that cannot think, or not by degrees, answers as it can.
+    """
+    if think is None:
+        return {}
+    try:
+        return llm.thinking(think)
+    except Unsupported as error:
+        if think in (False, NO_EFFORT):  # it cannot but think
+            raise unsupported(f"{param}: {error}", param) from None
+        warn(param, str(error))
+        return {}
+
+
+def granted(llm: LLM, arguments: dict[str, Any], warn: Warn) -> dict[str, Any]:
+    """Template arguments; those about thinking by the names that this model's template has, if it thinks."""
+    found: dict[str, Any] = {}
+    for name, value in arguments.items():
+        is_wish = isinstance(value, (bool if name in SWITCHES else str, NoneType))
+        if name in (*SWITCHES, *EFFORTS) and name not in llm.template_variables and is_wish:
+            found |= thinking_of(llm, value, f"chat_template_kwargs.{name}", warn)
+        else:
+            found[name] = value
+    return found
+
+
+def take_images(generation: Generation, n: int, param: str) -> None:
+    """Refuse images before any is decoded: too many, or for a model without an image encoder."""
+    if n and generation.lease.llm.vision is None:
+        raise unsupported("images are not supported by this model: it was loaded without --vision", param)
+    check_at_most("images", n, generation.limits.images)
+    generation.take_images(n)
+
+
+def rendered(
+    generation: Generation,
+    messages: list[dict[str, Any]],
+    settings: Settings,
+    plan: ToolPlan,
+    arguments: dict[str, Any],
+    **ending: bool,
+) -> Prompt:
+    """A function that renders messages as a prompt; `ending` says how it ends."""
+    check_prompts("messages", ["".join(_texts(messages))], settings.limits)
+    llm = generation.lease.llm
+    read = llm.template_variables & settings.template_arguments.keys()
+    return partial(
+        llm.chat_prompt,
+        messages,
+        tools=plan.shown,
+        template={**{name: settings.template_arguments[name] for name in read}, **arguments},
+        cache_salt=generation.caller.salt or None,
+        **ending,
+    )
+
+
+def as_message(message: Message, index: int, images: dict[tuple[int, int], Image]) -> dict[str, Any]:
+    """A message as templates take it: without the fields that were not given."""
+    fields: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
+    content: str | list[Any] | None
+    if not isinstance(message.content, list):
+        content = message.content
+    elif any(isinstance(part, ImagePart) for part in message.content):
+        content = [
+            part.model_dump() if isinstance(part, TextPart) else images[index, j]
+            for j, part in enumerate(message.content)
+        ]
+    else:
+        content = "\n".join(part.text for part in message.content if isinstance(part, TextPart))
+    if content is not None:
+        fields["content"] = content
+    for name in ("name", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            fields[name] = value
+    if thoughts := message.reasoning_content or message.reasoning:
+        fields["reasoning_content"] = thoughts
+        fields.setdefault("content", "")
+    if message.tool_calls:
+        fields["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+        fields.setdefault("content", "")
+    if message.refusal is not None:
+        fields.setdefault("content", message.refusal)
+    return fields
+
+
+def name_answers(messages: list[dict[str, Any]]) -> None:
+    """Add the function's name to tool answers: some templates use it, and clients leave it out."""
+    names: dict[str, str] = {}
+    for message in messages:
+        names.update({call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())})
+        if message["role"] == "tool" and message.get("tool_call_id") in names:
+            message.setdefault("name", names[message["tool_call_id"]])
+
+
+async def ollama_prompt(
+    generation: Generation,
+    messages: list[dict[str, Any]],
+    images: dict[int, list[str]],
+    plan: ToolPlan,
+    settings: Settings,
+    think: bool | str | None,
+) -> Prompt:
+    """As `prompt_of`, for messages of Ollama's clients."""
+    arguments = thinking_of(generation.lease.llm, think, "think", generation.warn)
+    take_images(generation, sum(map(len, images.values())), "images")
+    for index, texts in images.items():
+        if texts:
+            param = f"messages[{index}].images"
+            decoded = [await from_base64(text, param, settings) for text in texts]
+            messages[index]["content"] = [*decoded, {"type": "text", "text": messages[index]["content"]}]
+    return rendered(generation, messages, settings, plan, arguments)
+
+
+def _texts(messages: list[dict[str, Any]]) -> list[str]:
+    """The texts of all messages, without images."""
+    texts: list[str] = []
+    for message in messages:
+        content = message.get("content") or ""
+        parts = [content] if isinstance(content, str) else content
+        texts.append(message.get("reasoning_content") or "")
+        texts += [
+            part if isinstance(part, str) else part["text"] for part in parts if not isinstance(part, Image)
+        ]
+    return texts
+
+
+# Chat requests of every protocol, once they are in OpenAI's form: tools, prompt, and the texts queued.
+
+
+def options_of(body: ChatRequest, limits: RequestLimits) -> dict[str, Any]:
+    """The options of the engine."""
+    return {**chat_options(body, limits), **grammar_of(body, limits)}
+
+
+async def planned(
+    body: ChatRequest, generation: Generation, settings: Settings, thinking: dict[str, Any] | None = None
+) -> tuple[ToolPlan, Prompt]:
+    """The plan of the tools, and the prompt as a function that makes it."""
+    plan = await plan_of(body, generation.lease.llm, settings.limits, generation.caller.name)
+    return plan, await prompt_of(body, generation, settings, plan, thinking)
+
+
+async def converse(
+    body: ChatRequest,
+    generation: Generation,
+    settings: Settings,
+    options: dict[str, Any],
+    thinking: dict[str, Any] | None = None,
+) -> ToolPlan:
+    """Queue the answer to a conversation; returns the plan of its tools, which reads the answer."""
+    plan, prompt = await planned(body, generation, settings, thinking)
+    follow = bool(body.stream and body.return_progress)
+    await generation.start([prompt], plan.options({"reasoning": True, **options}), follow=follow)
+    return plan
+
+
+def renamed(error: Exception, names: Mapping[str, str], *fields: str) -> ApiError:
+    """An error about a chat request as one about the body it was made from; `names` are of its fields."""
+    found = translate(error, *fields)
+    param = found.param
+    if param is not None and (name := names.get(param)) is not None:
+        found.param = name
+        found.message = found.message.replace(param, name)
+    return found
+
+
+# The token ids of a prompt: of a text, of ids, or of both in a row.
+
+
+def ids_of(llm: LLM, prompt: Any) -> list[int]:
+    """The token ids of a prompt."""
+    if callable(prompt):
+        prompt = prompt()
+    if isinstance(prompt, list) and is_mixed(prompt):
+        return mixed_ids(llm, prompt)
+    return llm.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else list(prompt)
+
+
+def is_mixed(prompt: Any) -> bool:
+    """Whether a prompt is a list of texts and ids."""
+    if not isinstance(prompt, list):
+        return False
+    kinds = set(map(type, prompt))
+    return kinds == {int, str}
+
+
+def mixed_ids(llm: LLM, parts: list[int | str], bos: bool | None = None) -> list[int]:
+    """The ids of texts and ids in a row; only a text at the beginning gets a BOS token."""
+    ids: list[int] = []
+    for at, part in enumerate(parts):
+        if isinstance(part, int):
+            ids.append(part)
+        else:
+            ids += llm.tokenizer.encode(part, special=True, bos=bos if at == 0 else False)
+    if not ids:
+        raise ApiError(400, "prompt: there is no token in it", param="prompt", code="invalid_value")
+    return ids

@@ -1,0 +1,448 @@
+"""A request's texts, from the model to the client.
+
+A `Generation` holds its model, its texts and its deadline. Whatever ends it (a client that disconnects, an
+error, the server's shutdown), it releases all of them at once; the engine frees the cells within a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from fastapi import Request
+from starlette.types import Receive
+
+from stretto import Result, Token
+from stretto.engine.request import Progress, Summary
+from stretto.engine.types import PromptStep
+from stretto.server.http.callers import caller_of
+from stretto.server.http.errors import ERROR_STATUS, ApiError, ClientGone, note_error, translate, unsupported
+from stretto.server.http.logs import log_request
+from stretto.server.http.registry import Lease, choose_adapter
+from stretto.server.http.state import State, state_of
+from stretto.server.settings import with_defaults
+
+Value = TypeVar("Value")
+
+MAX_WARNINGS = 8  # of a request
+
+REQUEST_ID = "stretto.id"  # key in a scope: the `x-request-id`, set by the guard
+FOR_PYTHON = {"logprobs", "best_of", "min_tokens", "hooks"}  # options that the fused loop does not have
+PRIORITY = "stretto.priority"  # key in a scope: of requests that give way to others
+TASKS = "stretto.tasks"  # key in a scope: what a request waits for
+
+
+class Generation:
+    """Running texts of a request: `start`, then `results`, or iterate `texts`; `close` in any case."""
+
+    def __init__(self, state: State, lease: Lease, since: float, request: Request) -> None:
+        self._state = state
+        self.id: str = request.scope.get(REQUEST_ID, "")
+        self.path: str = request.scope["path"]
+        self.caller = caller_of(request)
+        self.cancelled = False  # by its caller or the operator
+        self._tasks: set[asyncio.Future[Any]] = request.scope.setdefault(TASKS, set())
+        self.limits = state.settings.limits
+        self.max_queue = state.settings.max_queue
+        self.max_running = state.settings.max_running
+        self.lease = lease
+        self.since = since  # when the request arrived, by the monotonic clock
+        self.texts: Any = None  # an AsyncTexts, or an async iterator over parallel steps
+        self._has_own_timeout = False  # the request's timeout ends it before the server's limit
+        self.last: Callable[[], None] | None = None  # called in a thread after the last text
+        self.n_images = 0
+        self._priority: int | None = request.scope.get(PRIORITY)
+        self._notes: dict[str, Any] = request.scope.get("stretto", {})  # for the answer's head and the log
+        self._notes.setdefault("model", self.model)
+        self.adapter: Any = None  # of its texts
+        self._prompt_begun: float | None = None  # when a stream with progress had its first
+        self._first_token: float | None = None  # when a stream with timings sent its first
+        self._compiling: asyncio.Future[Any] | None = None  # its grammar
+        self._is_stopped = False  # the server shuts down
+        state.generations.add(self)
+
+    @property
+    def left(self) -> float:
+        """Seconds until the request has to end."""
+        left = self.since + self.limits.seconds - time.monotonic()
+        if left <= 0:
+            most = self.limits.seconds
+            raise ApiError(
+                503, f"the request had to wait for longer than {most:g} s", code="timeout", retry_after=10
+            )
+        return left
+
+    def warn(self, param: str, message: str) -> None:
+        """Note a field that is not granted, for the answer and the log; an error with `--strict`."""
+        if self._state.settings.strict:
+            raise unsupported(f"{param}: {message}", param)
+        told: list[str] = self._notes.setdefault("warnings", [])
+        if len(told) < MAX_WARNINGS and (warning := f"{param}: {message}"[:300]) not in told:
+            told.append(warning)
+
+    @property
+    def warnings(self) -> dict[str, list[str]]:
+        """Fields that were not granted, for `usage`; nothing if there are none."""
+        told = self._notes.get("warnings")
+        return {"warnings": told} if told else {}
+
+    def take_images(self, n: int) -> None:
+        """Count the request's images; they take memory until it ends, and all requests share that."""
+        held, most = sum(other.n_images for other in self._state.generations), self.limits.all_images
+        if held + n > most:
+            message = f"{held} images are being processed; at most {most} are at once: try again"
+            raise ApiError(429, message, code="busy", retry_after=1)
+        self.n_images = n
+
+    async def start(self, prompts: list[Any], options: dict[str, Any], *, follow: bool = False) -> None:
+        """Queue the texts, all or none; with `follow` news come while prompts are computed too."""
+        settings = self._state.settings
+        options = with_defaults(options, {"repeat_guard": settings.repeat_guard, **settings.defaults})
+        timeout, left = options.get("timeout"), self.left
+        self._has_own_timeout = timeout is not None and timeout < left
+        options["timeout"] = min(timeout, left) if timeout is not None else left
+        if self.lease.llm.backend.capabilities.fused and not FOR_PYTHON & options.keys():
+            options["loop"] = "fused"
+        if (grammar := options.get("grammar")) is not None:
+            options["grammar"] = await self._compiled(grammar)
+        choose_adapter(options, self.lease)
+        self.adapter = options.get("adapter")
+        options["cache_salt"] = self.caller.salt or None
+        if self._priority is not None:
+            options["priority"] = self._priority
+        if options.get("top_p") == 0:  # the most probable token alone
+            options["top_k"] = 1
+            del options["top_p"]
+        is_prompt_only = options.get("max_tokens") == 0
+        if is_prompt_only:
+            options["max_tokens"] = 1
+        self.texts = self.lease.llm.astream_many(prompts, **options)
+        self.texts.follows_prompts = follow
+        self.texts.splits_ends = True  # a reader waits for a token, not for what is done behind it
+        if is_prompt_only:
+            self.texts = PromptOnly(self.texts)
+        await self.texts.start()
+
+    async def results(self) -> list[Result]:
+        """All texts, when they are done."""
+        results: list[Result] = await self.texts.results()
+        for result in results:
+            self.check(result)
+        await self.finish()
+        return results
+
+    async def finish(self) -> None:
+        """Call `last`, once all texts are done."""
+        self.check_cancelled()
+        if self._is_stopped and self.texts.summary and "cancelled" in self.texts.summary.reasons:
+            raise _shutting_down()
+        if self.last is not None:
+            last, self.last = self.last, None
+            await asyncio.to_thread(last)
+
+    def check(self, result: Result) -> None:
+        """Raise if there is nothing to return."""
+        self.check_cancelled()
+        if result.finish_reason == "cancelled":
+            raise _shutting_down()
+        if result.finish_reason == "timeout" and not result.tokens and not self._has_own_timeout:
+            raise ApiError(
+                503, "no token came before the time limit of the request", code="timeout", retry_after=10
+            )
+
+    def check_cancelled(self) -> None:
+        """Raise if it was cancelled."""
+        if self.cancelled:
+            raise cancelled()
+
+    def timings(self, results: list[Result]) -> dict[str, float]:
+        """Seconds and speeds, for the answer; then the same by llama-server's names, in milliseconds."""
+        first = min(result.timings.first_token for result in results)
+        decode = max(result.timings.decode for result in results)
+        decoded = sum(result.timings.n_decoded for result in results)
+        cached = sum(result.usage.cached_tokens for result in results)
+        computed = sum(result.usage.prompt_tokens for result in results) - cached
+        return {
+            "load": round(self.lease.waited, 6),
+            "first_token": round(first, 6),
+            "decode": round(decode, 6),
+            "total": round(time.monotonic() - self.since, 6),
+            "tokens_per_second": round(decoded / decode, 3) if decode > 0 else 0.0,
+            "cache_n": cached,
+            **_rate("prompt", computed, first, computed),
+            **_rate("predicted", sum(result.usage.completion_tokens for result in results), decode, decoded),
+        }
+
+    def timings_now(self, n_tokens: int) -> dict[str, float]:
+        """The same by llama-server's names, of a text that has so many tokens so far."""
+        now = time.monotonic()
+        if self._first_token is None:
+            self._first_token = now
+        progress = self.progress
+        computed = progress.prompt_tokens - progress.cached_tokens
+        return {
+            "cache_n": progress.cached_tokens,
+            **_rate("prompt", computed, self._first_token - self.since, computed),
+            **_rate("predicted", n_tokens, now - self._first_token, n_tokens - 1),
+        }
+
+    def prompt_timings(self, step: PromptStep) -> dict[str, float]:
+        """The same while a prompt is computed."""
+        if self._prompt_begun is None:
+            self._prompt_begun = step.time
+        n = step.processed - step.cached
+        return {
+            "cache_n": step.cached,
+            **_rate("prompt", n, step.time - self._prompt_begun, n),
+            **_rate("predicted", 0, 0.0, 0),
+        }
+
+    def spent(self) -> dict[str, float]:
+        """Seconds, for answers without generated tokens."""
+        return {"load": round(self.lease.waited, 6), "total": round(time.monotonic() - self.since, 6)}
+
+    async def _compiled(self, grammar: Any) -> Any:
+        """The grammar, compiled; raises if the server shuts down meanwhile."""
+        work = self.lease.llm.compile_grammar(grammar, self.caller.name)
+        self._compiling = asyncio.ensure_future(work)
+        try:
+            return await self._compiling
+        except asyncio.CancelledError:
+            if not self._is_stopped:
+                raise
+            raise _shutting_down() from None
+
+    def stop(self) -> None:
+        """Cancel its texts: the server shuts down."""
+        self._is_stopped = True
+        if self._compiling is not None:
+            self._compiling.cancel()
+        if self.texts is not None:
+            self.texts.cancel()
+
+    def cancel(self) -> None:
+        """End it by its caller's or the operator's word: its client gets an error that says so."""
+        self.cancelled = True
+        if self.texts is not None and self.texts.progress is not None:
+            self.texts.cancel()
+        else:
+            for task in tuple(self._tasks):
+                task.cancel()
+
+    @property
+    def model(self) -> str:
+        """The name of its model."""
+        return self.lease.model.name
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is."""
+        if self.texts is None:  # it has none, or none yet
+            return Progress("running")
+        return self.texts.progress or Progress("waiting")
+
+    def note(self, **facts: Any) -> None:
+        """Put facts into the request's log line."""
+        self._notes.update(facts)
+
+    def note_error(self, error: ApiError) -> None:
+        """Put an error behind the answer's head into the log line."""
+        note_error(self._notes, error)
+
+    def log_end(self) -> None:
+        """Write the log line of a response that was made while its client did not wait."""
+        notes = {**self._notes, "background": True}
+        status: int = notes.get(ERROR_STATUS, 200)
+        log_request(self._state.settings, "POST", self.path, self.caller, self.id, self.since, status, notes)
+
+    def close(self) -> None:
+        """Cancel the texts and release the model. Closing twice is fine."""
+        if self in self._state.generations:
+            self._state.generations.discard(self)
+            self._note_summary()
+            if self.texts is not None:
+                self.texts.cancel()
+            self.lease.release()
+
+    def _note_summary(self) -> None:
+        """Put into the log line what the texts took."""
+        found: Summary | None = None if self.texts is None else self.texts.summary
+        if found is None:
+            return
+        seconds = {"queued_ms": found.queued, "first_token_ms": found.first_token}
+        reasons = [reason or "cancelled" for reason in found.reasons]
+        self.note(
+            prompt_tokens=found.prompt_tokens,
+            cached_tokens=found.cached_tokens,
+            completion_tokens=found.tokens,
+            **{name: round(1e3 * value, 1) for name, value in seconds.items() if value is not None},
+            finish_reason=",".join(dict.fromkeys(reasons)),
+        )
+
+
+class PromptOnly:
+    """Texts of which the prompt alone is wanted: the token that was sampled behind it is dropped."""
+
+    def __init__(self, texts: Any) -> None:
+        self._texts = texts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._texts, name)
+
+    def __aiter__(self) -> PromptOnly:
+        return self
+
+    async def __anext__(self) -> list[tuple[int, Token]]:
+        """The ends of texts."""
+        news = await self._texts.__anext__()
+        return [(i, Token(None, "", finish_reason="length")) for i, token in news if token.finish_reason]
+
+    @property
+    def summary(self) -> Summary | None:
+        """What the prompts took."""
+        found: Summary | None = self._texts.summary
+        return None if found is None else found._replace(tokens=0)
+
+    async def results(self) -> list[Result]:
+        """All results, empty."""
+        return [_emptied(result) for result in await self._texts.results()]
+
+    def result(self, index: int) -> Result:
+        """The result of one text, empty."""
+        return _emptied(self._texts.result(index))
+
+
+def _emptied(result: Result) -> Result:
+    if result.finish_reason in ("cancelled", "timeout"):
+        return result
+    usage = replace(result.usage, completion_tokens=0, reasoning_tokens=0)
+    empty = replace(result, text="", tokens=[], reasoning="", answer_start=0, tool_calls=(), usage=usage)
+    return replace(
+        empty, finish_reason="length", stop_reason=None, logprobs=None if result.logprobs is None else []
+    )
+
+
+async def begin(state: State, name: str, request: Request, verb: str = "generate") -> Generation:
+    """A generation with a loaded model that has the verb; waiting ends if the client disconnects."""
+    since = time.monotonic()
+    lease = await unless_gone(request, state.registry.lease(name, verb), lambda lease: lease.release())
+    return Generation(state, lease, since, request)
+
+
+async def started(
+    request: Request, name: str, start: Callable[[Generation], Awaitable[Value]], *fields: str
+) -> tuple[Generation, Value]:
+    """A generation that `start` has started, and its return value; `fields` are for the errors.
+
+    It is cancelled if the client disconnects meanwhile.
+    """
+    state, since = state_of(request), time.monotonic()
+
+    async def work() -> tuple[Generation, Value]:
+        generation = Generation(state, await state.registry.lease(name), since, request)
+        try:
+            return generation, await start(generation)
+        except BaseException as error:
+            generation.close()
+            if isinstance(error, Exception):
+                raise translate(error, *fields) from error
+            raise
+
+    return await unless_gone(request, work(), lambda made: made[0].close())
+
+
+async def unless_gone(
+    request: Request, work: Awaitable[Value], too_late: Callable[[Value], None] | None = None
+) -> Value:
+    """The result of `work`; if the client disconnects first, the work is cancelled and `ClientGone` raised.
+
+    `too_late` gets a result that came in the moment of the cancellation.
+    """
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(gone(request.receive))
+    tasks = request.scope.setdefault(TASKS, set())
+    tasks.add(task)
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if task.cancelled():
+            raise cancelled()
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        tasks.discard(task)
+        watch.cancel()
+        if not task.done():
+            task.cancel()
+            with suppress(BaseException):
+                late = await task
+                if too_late is not None:
+                    too_late(late)
+
+
+def progress_field(generation: Generation, step: PromptStep) -> dict[str, Any]:
+    """llama-server's `prompt_progress`."""
+    timings = generation.prompt_timings(step)
+    return {
+        "total": step.total,
+        "cache": step.cached,
+        "processed": step.processed,
+        "time_ms": int(timings["prompt_ms"]),
+    }
+
+
+def _rate(name: str, n: int, seconds: float, n_timed: int) -> dict[str, float]:
+    """So many tokens, and the time and speed of those of them that the time is for."""
+    ms = round(1000 * seconds, 3)
+    timed = n_timed if n_timed > 0 and ms > 0 else 0
+    return {
+        f"{name}_n": n,
+        f"{name}_ms": ms,
+        f"{name}_per_token_ms": ms / timed if timed else 0.0,
+        f"{name}_per_second": 1000 * timed / ms if timed else 0.0,
+    }
+
+
+def _shutting_down() -> ApiError:
+    return ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
+
+
+def cancelled() -> ApiError:
+    """The error of a request that was cancelled; its status is one that clients do not retry."""
+    return ApiError(410, "the request was cancelled here, by its owner or the operator", code="cancelled")
+
+
+async def gone(receive: Receive) -> None:
+    """Return when the client has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def ended_by(result: Result) -> dict[str, str]:
+    """A field of our own for answers whose words for an end know one limit only: what it was.
+
+    "repetition", "context" or "cache full"; nothing for an end by the number of tokens.
+    """
+    if result.finish_reason == "length" and isinstance(result.stop_reason, str):
+        return {"ended_by": result.stop_reason}
+    return {"ended_by": "repetition"} if result.finish_reason == "repetition" else {}
+
+
+def usage(results: list[Result], n_prompts: int = 1) -> dict[str, Any]:
+    """Tokens counted, as OpenAI's clients read them; each prompt counts once."""
+    step = max(1, len(results) // n_prompts)
+    prompt = sum(result.usage.prompt_tokens for result in results[::step])
+    cached = sum(result.usage.cached_tokens for result in results[::step])
+    completion = sum(result.usage.completion_tokens for result in results)
+    reasoning = sum(result.usage.reasoning_tokens for result in results)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
+    }

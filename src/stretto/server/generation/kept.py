@@ -1,0 +1,199 @@
+"""Prompts pinned in the prefix cache by name: `cache_pin` in a request, `/stretto/pins` to list them.
+
+Pins belong to their callers: each has names of its own, and an admin may see and release those of all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from stretto.errors import SnapshotError
+from stretto.llm import LLM
+from stretto.server.generation.fields import Body
+from stretto.server.generation.generation import Generation, begin
+from stretto.server.http.bodies import read_body
+from stretto.server.http.callers import Caller, require_admin
+from stretto.server.http.errors import ApiError, Json, translate, unsupported
+from stretto.server.http.served_model import ServedModel
+from stretto.server.http.state import state_of
+from stretto.server.settings import Settings
+
+PINNED_FRACTION = 0.5  # of the cells, which pinned prompts may hold together
+
+
+def check_pin(generation: Generation, name: str, n_tokens: int) -> None:
+    """Raise if a prompt cannot be pinned, before anything is computed."""
+    served, caller, most = generation.lease.model, generation.caller.name, generation.limits.pins
+    if served.llm is None:
+        return
+    others = [key for key in served.pins if key != (caller, name)]
+    n_free = int(PINNED_FRACTION * len(served.llm.cells)) - sum(served.pins[key].n_tokens for key in others)
+    if sum(owner == caller for owner, _ in others) >= most:
+        raise ApiError(
+            400,
+            f"{most} prompts are pinned already; release one with DELETE /stretto/pins/NAME",
+            param="cache_pin",
+        )
+    if n_tokens > n_free:
+        raise ApiError(
+            400,
+            f"the prompt has {n_tokens:,} tokens, and of {len(served.llm.cells):,} cells {max(0, n_free):,} "
+            "can still be pinned; release a pin, or shorten the prompt",
+            param="cache_pin",
+        )
+
+
+def pin(generation: Generation, name: str, prompt: Any) -> None:
+    """Pin a prompt; one of the same name is released. Most of it was just computed, so it costs little."""
+    llm, served, caller = generation.lease.llm, generation.lease.model, generation.caller
+    with llm.sequence(prompt, cache_salt=caller.salt or None, adapter=generation.adapter) as sequence:
+        fresh = llm.cache.pin(sequence)
+    old = served.pins.get((caller.name, name))
+    served.pins[caller.name, name] = fresh
+    if old is not None:
+        old.release()
+
+
+def listed(served: ServedModel, caller: Caller) -> list[dict[str, Any]]:
+    """The pins of a caller; those of all callers for an admin, with whose they are."""
+    own = [
+        {"name": name, "tokens": p.n_tokens} for (who, name), p in served.pins.items() if who == caller.name
+    ]
+    if not caller.admin:
+        return own
+    return own + [
+        {"name": name, "tokens": pin.n_tokens, "caller": who}
+        for (who, name), pin in served.pins.items()
+        if who != caller.name
+    ]
+
+
+def release(served: ServedModel, caller: str, name: str) -> None:
+    """Release a pinned prompt: its cells can be evicted from now on."""
+    pinned = served.pins.pop((caller, name), None)
+    if pinned is None:
+        raise ApiError(404, f"{served.name} has no pin {name[:100]!r}", param="name", code="not_found")
+    pinned.release()
+
+
+# `POST /slots/ID?action=save|restore|erase`: llama-server's slots as texts that are remembered by a number.
+#
+# There are no slots: every prompt is looked up in the prefix cache. A request with `id_slot` gives its text
+# that number, for its caller and model; saving writes the text with its K and V (`Sequence.save`),
+# restoring brings them back into the prefix cache, where any later prompt finds them, and erasing frees its
+# cells.
+
+router = APIRouter(tags=["llama-server"])
+
+Action = Annotated[Literal["save", "restore", "erase"], Query(description="What to do with the text.")]
+OptionalName = Annotated[str | None, Query(max_length=256, description="A model; without it, the first.")]
+
+
+class SlotFile(Body):
+    """The file of a saved text."""
+
+    filename: Annotated[str, Field(pattern="^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")] | None = Field(
+        None, description="Its name in the folder of --slot-save-path; not for erase."
+    )
+
+
+BODY = {"content": {"application/json": {"schema": SlotFile.model_json_schema()}}}
+
+
+def remember(generation: Generation, number: int | None, prompts: list[list[int]]) -> None:
+    """Have the text of a request remembered by the number of a slot, once it has ended."""
+    if number is None or not 0 <= number < generation.max_running or len(prompts) != 1:
+        return
+    served, caller, before = generation.lease.model, generation.caller.name, generation.last
+
+    def note() -> None:
+        if before is not None:
+            before()
+        if generation.adapter is None and all(type(token) is int for token in prompts[0]):
+            served.texts[caller, number] = [*prompts[0], *generation.texts.result(0).tokens]
+
+    generation.last = note
+
+
+@router.post("/slots/{number}", openapi_extra={"requestBody": BODY})
+async def act(number: int, action: Action, request: Request, model: OptionalName = None) -> Response:
+    """Save, restore or erase the text that a request with this `id_slot` has left; for administrators."""
+    require_admin(request)
+    state = state_of(request)
+    data = await request.body()
+    body = await read_body(SlotFile, data, state.settings.limits) if data else None
+    if not 0 <= number < state.settings.max_running:
+        raise ApiError(
+            400, f"there is no slot {number}; they have the numbers below {state.settings.max_running}",
+            param="id_slot", code="invalid_value",
+        )  # fmt: skip
+    path = None if action == "erase" else _path(state.settings, body)
+    generation = await begin(state, model or state.registry.first("generate"), request)
+    try:
+        work = {"save": _save, "restore": _restore, "erase": _erase}[action]
+        found = await asyncio.to_thread(_timed, action, lambda: work(generation, number, path))
+    except Exception as error:
+        raise translate(error, "filename") from error
+    finally:
+        generation.close()
+    name = {} if path is None else {"filename": path.name}
+    return Json({"id_slot": number, **name, **found})
+
+
+def _path(settings: Settings, body: SlotFile | None) -> Path:
+    if settings.slot_path is None:
+        raise unsupported("texts are saved by a server that was started with --slot-save-path", "action")
+    if body is None or body.filename is None:
+        raise ApiError(400, "filename is missing", param="filename", code="missing_field")
+    return settings.slot_path / body.filename
+
+
+def _timed(action: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    begun = time.monotonic()
+    found = work()
+    return {**found, "timings": {f"{action}_ms": round(1000 * (time.monotonic() - begun), 3)}}
+
+
+def _save(generation: Generation, number: int, path: Path | None) -> dict[str, Any]:
+    assert path is not None
+    llm, tokens = generation.lease.llm, _text(generation, number)
+    if not tokens:
+        raise ApiError(400, f"no request has left a text in slot {number}", param="id_slot", code="not_found")
+    with llm.sequence(tokens, cache_salt=generation.caller.salt or None) as sequence:
+        sequence.save(path)
+    return {"n_saved": len(tokens), "n_written": path.stat().st_size}
+
+
+def _restore(generation: Generation, number: int, path: Path | None) -> dict[str, Any]:
+    assert path is not None
+    if not path.is_file():
+        raise ApiError(400, f"there is no saved text {path.name!r}", param="filename", code="not_found")
+    llm: LLM = generation.lease.llm
+    # The operator's own folder, which only this server writes to: its K and V are trusted.
+    try:
+        with llm.restore(path, share=True, cache_salt=generation.caller.salt or None) as sequence:
+            tokens = list(sequence.tokens)
+    except SnapshotError as error:
+        raise ApiError(400, f"{path.name} cannot be restored: {error}", param="filename") from None
+    generation.lease.model.texts[generation.caller.name, number] = tokens
+    return {"n_restored": len(tokens), "n_read": path.stat().st_size}
+
+
+def _erase(generation: Generation, number: int, path: Path | None) -> dict[str, Any]:
+    tokens = _text(generation, number)
+    generation.lease.model.texts.pop((generation.caller.name, number), None)
+    if tokens:
+        generation.lease.llm.cache.forget(tokens, cache_salt=generation.caller.salt or None)
+    return {"n_erased": len(tokens)}
+
+
+def _text(generation: Generation, number: int) -> list[int]:
+    return generation.lease.model.texts.get((generation.caller.name, number), [])

@@ -1,0 +1,1 @@
+"""What all protocols share: connections, bodies, errors, models that are served, metrics."""

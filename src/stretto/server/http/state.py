@@ -1,0 +1,218 @@
+"""The state that all requests of a server share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, OrderedDict, deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, NamedTuple, Protocol
+
+from fastapi import Request
+
+from stretto.engine.metrics import HISTORY_SECONDS
+from stretto.engine.request import Progress
+from stretto.server.http.callers import Caller, Callers
+from stretto.server.http.errors import CLIENT_GONE, ApiError
+from stretto.server.http.registry import Opener, Registry
+from stretto.server.llama_cpp.metrics import Scrapes
+from stretto.server.ollama.store import Blobs, MadeModels
+from stretto.server.settings import RequestLimits, Settings
+
+# Responses that are kept, so that others can go on with them: bounded for each caller, oldest out first.
+#
+# What is kept are items and answers as JSON, in memory. The tokens behind them stay in the prefix cache as
+# those of any request do, so going on with a response computes only what is new, as long as they are there.
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A response, the items of its own input, and those of the conversation up to its end."""
+
+    response: dict[str, Any]
+    inputs: tuple[Any, ...]
+    items: tuple[Any, ...]
+    n_bytes: int  # of the conversation and the response, as JSON
+
+
+class ResponseStore:
+    """The responses of all callers; each finds its own only."""
+
+    def __init__(self, limits: RequestLimits) -> None:
+        self._limits = limits
+        self._kept: dict[str, OrderedDict[str, Kept]] = {}  # by caller and id, the least recently used first
+
+    def save(self, caller: str, kept: Kept) -> None:
+        """Keep a response; the oldest of its caller make room for it."""
+        own = self._kept.setdefault(caller, OrderedDict())
+        own[kept.response["id"]] = kept
+        while len(own) > self._limits.responses or _n_bytes(own) > self._limits.response_bytes:
+            own.popitem(last=False)
+
+    def find(self, caller: str, name: str, param: str) -> Kept:
+        """A response by its id; raises if the caller has none with it, or not any more."""
+        own = self._kept.get(caller, OrderedDict())
+        if name not in own:
+            message = (
+                f"{param}: there is no response {name[:64]!r}; it was not stored, or too many came after it"
+            )
+            raise ApiError(404, message, param=param, code="not_found")
+        own.move_to_end(name)
+        return own[name]
+
+    def names(self, most: int) -> list[str]:
+        """The ids of so many responses, those of each caller from the latest on; any thread may ask."""
+        for _ in range(8):
+            try:
+                own = [list(reversed(kept)) for kept in list(self._kept.values())]
+            except RuntimeError:  # one was stored in this moment
+                continue
+            return [name for row in zip_longest(*own) for name in row if name is not None][:most]
+        return []
+
+    def remove(self, caller: str, name: str) -> None:
+        """Forget a response."""
+        self.find(caller, name, "response_id")
+        del self._kept[caller][name]
+
+
+def _n_bytes(own: OrderedDict[str, Kept]) -> int:
+    return sum(kept.n_bytes for kept in own.values())
+
+
+# Answers by the second, for the last minutes: written when there is one, so an idle server costs nothing.
+
+
+@dataclass
+class AnswerSecond:
+    """The answers of a second, and CPU time up to the first of them: of the process and the event loop."""
+
+    second: int  # of time.perf_counter
+    process: float
+    loop: float
+    n: int = 0
+    n_4xx: int = 0
+    n_5xx: int = 0
+
+
+class AnswerHistory:
+    """The last `HISTORY_SECONDS` seconds in which there were answers; used by the event loop's thread."""
+
+    def __init__(self) -> None:
+        self.seconds: deque[AnswerSecond] = deque(maxlen=HISTORY_SECONDS)
+        self.n_4xx = self.n_5xx = 0
+
+    def count(self, status: int) -> None:
+        """Count an answer."""
+        second = int(time.perf_counter())
+        if not self.seconds or self.seconds[-1].second != second:
+            self.seconds.append(AnswerSecond(second, time.process_time(), time.thread_time()))
+        last = self.seconds[-1]
+        last.n += 1
+        if 400 <= status < CLIENT_GONE:
+            last.n_4xx += 1
+            self.n_4xx += 1
+        elif status >= 500:
+            last.n_5xx += 1
+            self.n_5xx += 1
+
+
+class Traffic:
+    """Counters of requests and answers; the guard updates them."""
+
+    def __init__(self) -> None:
+        self.stopping = False  # new requests are refused
+        self.active = 0  # requests under way
+        self.body_bytes = 0  # of all bodies in memory
+        self.answered: Counter[tuple[str, int]] = Counter()  # by route and status
+        self.answers = AnswerHistory()
+
+    def count(self, path: str, status: int) -> None:
+        """Count an answer."""
+        self.answered[path, status] += 1
+        self.answers.count(status)
+
+
+class Running(Protocol):
+    """The part of a generation that the server itself uses."""
+
+    id: str
+    path: str
+    caller: Caller
+    since: float
+    n_images: int
+
+    @property
+    def model(self) -> str:
+        """The name of its model."""
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is."""
+
+    def stop(self) -> None:
+        """Cancel its texts."""
+
+    def cancel(self) -> None:
+        """End it by its caller's or the operator's word."""
+
+
+class Download(Protocol):
+    """The part of a download that the server itself uses."""
+
+    def stop(self) -> None:
+        """End it soon."""
+
+    async def ended(self, seconds: float) -> None:
+        """Wait until it has ended, that long at most."""
+
+
+class Job(NamedTuple):
+    """A response that is made while its client does not wait."""
+
+    generation: Running
+    task: asyncio.Task[None]
+
+
+class State:
+    """Settings, models, and running generations."""
+
+    def __init__(self, settings: Settings, opener: Opener | None = None) -> None:
+        self.settings = settings
+        self.callers = Callers(settings)
+        self.registry = Registry(settings, opener)
+        self.made = MadeModels()  # by Ollama's /api/create
+        self.blobs = Blobs()  # for it
+        self.responses = ResponseStore(settings.limits)
+        self.generations: set[Running] = set()
+        self.jobs: dict[tuple[str, str], Job] = {}  # by caller and id of the response
+        self.pull: Download | None = None  # the download under way; there is at most one
+        self.traffic = Traffic()
+        self.scrapes = Scrapes()  # of /metrics
+        self.reader = ThreadPoolExecutor(1, "stretto-cells")  # copies tables of cells for those who look
+        self.labels: dict[str, str] = {}  # of all metrics: which replica this is, if it is one
+        self.started = time.monotonic()  # the clock on the wall may jump
+
+    def stop(self) -> None:
+        """Refuse new requests."""
+        self.traffic.stopping = True
+
+    def cancel_all(self) -> None:
+        """Cancel all running generations, and the download."""
+        if self.pull is not None:
+            self.pull.stop()
+        for generation in list(self.generations):
+            generation.stop()
+
+    async def jobs_ended(self, seconds: float) -> None:
+        """Wait until no response is made any more, that long at most."""
+        if tasks := [job.task for job in self.jobs.values()]:
+            await asyncio.wait(tasks, timeout=seconds)
+
+
+def state_of(request: Request) -> State:
+    """The state of the server that a request came to."""
+    state: State = request.app.state.stretto
+    return state

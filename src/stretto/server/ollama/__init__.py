@@ -1,0 +1,1 @@
+"""Ollama's API: generate, chat, and models with their files."""

@@ -1,0 +1,519 @@
+"""`/v1/…`: OpenAI's endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timezone
+from typing import Annotated, Any, cast
+
+import numpy as np
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from stretto import Result, Token
+from stretto.engine.types import Timings, Usage
+from stretto.llm import LLM
+from stretto.server.generation.chat import ids_of, is_mixed, last_answer, mixed_ids, options_of, planned
+from stretto.server.generation.generation import Generation, begin, started, unless_gone
+from stretto.server.generation.grammars import grammar_of, shaping_fields
+from stretto.server.generation.kept import check_pin, pin, remember
+from stretto.server.generation.options import (
+    check_allowed,
+    check_at_most,
+    check_prompts,
+    completion_options,
+    n_tops,
+)
+from stretto.server.generation.requests import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    PromptParts,
+    PromptString,
+    Sampling,
+)
+from stretto.server.generation.vectors import Vectors, embedded
+from stretto.server.http.errors import ApiError, Json, translate, unsupported
+from stretto.server.http.registry import choose_adapter
+from stretto.server.http.served_model import ServedModel, context_of
+from stretto.server.http.state import state_of
+from stretto.server.http.streaming import EVENTS, PIECE_VALUES, Streamed, long_json
+from stretto.server.ollama.models import capabilities
+from stretto.server.openai.answers import ChatShape, Chunks, FunctionShape, Shape, with_tools
+from stretto.server.settings import RequestLimits, Settings
+from stretto.tasks import TaskModel
+from stretto.text.infill import infill_prompt
+
+# The log-probabilities of a prompt, for `/v1/completions` with `echo` and `logprobs`.
+#
+# lm-eval's `local-completions` scores texts with them: the prompt holds context and continuation,
+# `max_tokens` is 1 or 0, and what counts are the log-probabilities of the prompt's own tokens.
+
+
+def check_echo(body: CompletionRequest) -> None:
+    """Raise for fields that do not go with `echo`, or need it."""
+    if body.max_tokens == 0 and body.echo:
+        for name in ("stream", "best_of", "cache_pin", "return_token_ids"):
+            if getattr(body, name):
+                raise ApiError(400, f"{name} needs max_tokens of at least 1", param=name, code="unsupported")
+    scores = body.logprobs is not None or body.max_tokens == 0
+    if body.echo and scores and body.continue_token_ids is not None:
+        raise ApiError(
+            400, "continue_token_ids and echo do not go together with logprobs or without new tokens",
+            param="continue_token_ids", code="unsupported",
+        )  # fmt: skip
+
+
+async def echoed(
+    generation: Generation, prompts: list[Any], top: int, options: dict[str, Any]
+) -> list[list[Token]]:
+    """The tokens of each prompt with their log-probabilities, by the adapter that its text will have."""
+    salt = generation.caller.salt or None
+    choose_adapter(options, generation.lease)
+    scoring = generation.lease.llm.aprompt_logprobs(
+        prompts, top, cache_salt=salt, adapter=options.get("adapter")
+    )
+    try:
+        return await asyncio.wait_for(scoring, generation.left)
+    except asyncio.TimeoutError:
+        raise ApiError(
+            503, "the prompt was not scored before the time limit of the request", code="timeout",
+            retry_after=10,
+        ) from None  # fmt: skip
+
+
+def nothing_new(n_prompt: int) -> Result:
+    """The result of a request for no tokens: its prompt is all there is."""
+    return Result(
+        text="",
+        tokens=[],
+        finish_reason="length",
+        stop_reason=None,
+        usage=Usage(n_prompt, 0),
+        timings=Timings(0.0, 0.0, 0),
+        seed=0,
+        logprobs=[],
+    )
+
+
+# Prompts of `/v1/completions` that are more than a text or a list of ids: mixtures, and gaps to fill.
+
+
+def check_suffix(body: CompletionRequest, prompts: list[Any], limits: RequestLimits) -> None:
+    """Raise for fields that do not go with `suffix`."""
+    if not body.suffix:
+        return
+    check_prompts("suffix", [body.suffix], limits)
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        raise unsupported("suffix needs prompts that are texts, not ids", "suffix")
+    if body.add_special_tokens is False:
+        raise unsupported("add_special_tokens: false and suffix do not go together", "add_special_tokens")
+    if body.echo:
+        raise unsupported("echo and suffix do not go together", "echo")
+
+
+def is_made(body: CompletionRequest, prompts: list[Any]) -> bool:
+    """Whether prompts are more than what the engine takes."""
+    is_changed = body.suffix or body.truncate_prompt_tokens is not None or body.add_special_tokens is False
+    return bool(is_changed) or any(map(is_mixed, prompts))
+
+
+def made_prompts(llm: LLM, prompts: list[Any], body: CompletionRequest) -> list[Any]:
+    """The prompts as ids, where they are mixtures, have a gap or are cut; to be called in a thread."""
+    if body.suffix:
+        made = [infill_prompt(llm.tokenizer, prompt, body.suffix) for prompt in prompts]
+    else:
+        bos = False if body.add_special_tokens is False else None
+        made = [_ids_or_text(llm, prompt, bos) for prompt in prompts]
+    return truncated(llm, made, body)
+
+
+def _ids_or_text(llm: LLM, prompt: Any, bos: bool | None) -> Any:
+    if is_mixed(prompt):
+        return mixed_ids(llm, prompt, bos)
+    if isinstance(prompt, str) and bos is False:
+        return llm.tokenizer.encode(prompt, special=True, bos=False)
+    return prompt
+
+
+def truncated(llm: LLM, prompts: list[Any], body: Sampling) -> list[Any]:
+    """The prompts, of which `truncate_prompt_tokens` keeps a part; to be called in a thread."""
+    most = body.truncate_prompt_tokens
+    if most is None:
+        return prompts
+    if most == 0:
+        raise ApiError(
+            400, "truncate_prompt_tokens is 0; a prompt needs a token", param="truncate_prompt_tokens",
+            code="invalid_value",
+        )  # fmt: skip
+    if most < 0:
+        most = max(1, llm.context_length - max(1, body.max_tokens or 1))
+    several = [plain_ids(llm, prompt, "truncate_prompt_tokens") for prompt in prompts]
+    return [ids[:most] if body.truncation_side == "right" else ids[-most:] for ids in several]
+
+
+def plain_ids(llm: LLM, prompt: Any, field: str) -> list[int]:
+    """The ids of a prompt for a field that does not go with images."""
+    ids = ids_of(llm, prompt)
+    if not all(type(token) is int for token in ids):
+        raise unsupported(f"{field} and images do not go together", field)
+    return ids
+
+
+router = APIRouter(tags=["OpenAI"])
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> Response:
+    """The models that are served."""
+    state = state_of(request)
+    names = state.registry.names()
+    listed = [_model(name, served, state.settings) for name, served in names]
+    ends = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]} if listed else {}
+    shown = [_for_llama(name, served) for name, served in names]
+    return Json({"object": "list", "data": listed, "models": shown, "has_more": False, **ends})
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, request: Request) -> Response:
+    """One model that is served."""
+    state = state_of(request)
+    return Json(_model(name, state.registry.find(name), state.settings))
+
+
+@router.post("/v1/completions")
+async def completions(body: CompletionRequest, request: Request) -> Response:
+    """Continue a text, or several."""
+    state = state_of(request)
+    check_echo(body)
+    options = completion_options(body, state.settings.limits)
+    options.update(grammar_of(body, state.settings.limits))
+    prompts = prompts_of(body.prompt)
+    check_prompts("prompt", prompts, state.settings.limits)
+    check_suffix(body, prompts, state.settings.limits)
+    several = "best_of" if "best_of" in options else "n"
+    check_at_most(several, options[several] * len(prompts), state.settings.max_running)
+
+    async def start(generation: Generation) -> Shape:
+        llm = generation.lease.llm
+        shape = Shape(generation, body.model, n_tops(body))
+        shape.names_ids = body.return_tokens_as_token_ids is True
+        if is_made(body, prompts):
+            prompts[:] = await asyncio.to_thread(made_prompts, llm, prompts, body)
+        if body.echo:
+            texts = await asyncio.to_thread(lambda: [_text(llm, prompt) for prompt in prompts])
+            shape.before = [text for text in texts for _ in range(options["n"])]
+        if body.prompt_logprobs is not None or (body.echo and body.logprobs is not None):
+            await _score(body, shape, prompts, options)
+        if body.max_tokens == 0 and body.echo:
+            return shape
+        ready = await _with_ids(body, shape, await _continued(body, generation, prompts), options["n"])
+        await _start(body, generation, ready, options)
+        return shape
+
+    if body.max_tokens == 0 and body.echo:
+        return await _echo(request, body, start, prompts, options["n"])
+    return await _answer(request, body, start, len(prompts), "prompt")
+
+
+@router.post("/v1/chat/completions")
+async def chat(body: ChatRequest, request: Request) -> Response:
+    """Answer a conversation."""
+    state = state_of(request)
+    legacy = body.functions is not None
+    body = with_tools(body)
+    options = options_of(body, state.settings.limits)
+    check_at_most("n", options["n"], state.settings.max_running)
+
+    async def start(generation: Generation) -> Shape:
+        plan, prompt = await planned(body, generation, state.settings)
+        kind = FunctionShape if legacy else ChatShape
+        shape = kind(generation, body.model, n_tops(body), plan, body.continue_token_ids or [])
+        shape.hides_reasoning = body.include_reasoning is False
+        shape.shows_sampled = body.logprob_token_ids is not None
+        shape.names_ids = body.return_tokens_as_token_ids is True
+        if body.echo:
+            shape.before = [last_answer(body)] * options["n"]
+        prompts: list[Any] = [prompt]
+        if body.truncate_prompt_tokens is not None or body.prompt_logprobs is not None:
+            prompts = [await asyncio.to_thread(_cut_prompt, body, generation.lease.llm, prompt)]
+        if body.prompt_logprobs is not None:
+            await _score(body, shape, prompts, options)
+        ready = await _with_ids(body, shape, await _continued(body, generation, prompts), options["n"])
+        await _start(body, generation, ready, plan.options({"reasoning": True, **options}))
+        return shape
+
+    return await _answer(request, body, start, 1, "messages")
+
+
+async def _score(
+    body: CompletionRequest | ChatRequest, shape: Shape, prompts: list[Any], options: dict[str, Any]
+) -> None:
+    """Give the shape the log-probabilities of the prompts' tokens."""
+    top = max(1, body.prompt_logprobs or 0, options.get("logprobs", 0))
+    scored = await echoed(shape.generation, prompts, top, dict(options))
+    shape.scored = [tokens for tokens in scored for _ in range(options["n"])]
+    shape.prompt_tops = body.prompt_logprobs
+
+
+async def _continued(
+    body: CompletionRequest | ChatRequest, generation: Generation, prompts: list[Any]
+) -> list[Any]:
+    """The prompts, each with the ids behind it that the answer begins with."""
+    begun = body.continue_token_ids
+    if begun is None:
+        return prompts
+    if begun[-1] in generation.lease.llm.tokenizer.end_ids and not body.ignore_eos:
+        raise ApiError(
+            400,
+            f"continue_token_ids ends with {begun[-1]}, which ends the text; there is nothing to go on with",
+            param="continue_token_ids",
+            code="already_ended",
+        )
+    ids = [await asyncio.to_thread(ids_of, generation.lease.llm, prompt) for prompt in prompts]
+    return [[*prompt, *begun] for prompt in ids]
+
+
+async def _with_ids(
+    body: CompletionRequest | ChatRequest, shape: Shape, prompts: list[Any], n: int
+) -> list[Any]:
+    """The prompts, whose ids or text the shape has from now on if they are asked for."""
+    if not body.return_token_ids and not body.verbose:
+        return prompts
+    llm = shape.generation.lease.llm
+    ready = [await asyncio.to_thread(ids_of, llm, prompt) for prompt in prompts]
+    if body.verbose:
+        texts = await asyncio.to_thread(lambda: [llm.tokenizer.decode(ids, special=True) for ids in ready])
+        shape.verbose = {"__verbose": {"prompt": texts[0] if len(texts) == 1 else texts}}
+    if not body.return_token_ids:
+        return ready
+    ids = [prompt if all(type(token) is int for token in prompt) else None for prompt in ready]
+    shape.prompts = [each for each in ids for _ in range(n)]
+    shape.ends |= frozenset(body.stop_tokens or ())
+    return ready
+
+
+async def _start(
+    body: CompletionRequest | ChatRequest, generation: Generation, prompts: list[Any], options: dict[str, Any]
+) -> None:
+    """Queue the texts, and the pin for when they are done."""
+    check_allowed(body, generation.lease.llm.spec.n_vocab)
+    if (name := body.cache_pin) is not None:
+        (prompt,) = check_one(prompts, "cache_pin")
+        ids = await asyncio.to_thread(ids_of, generation.lease.llm, prompt)
+        prompts = [ids]
+        check_pin(generation, name, len(ids))
+        generation.last = lambda: pin(generation, name, ids)
+    if body.id_slot is not None and body.id_slot >= 0 and options["n"] == 1:
+        prompts = [await asyncio.to_thread(ids_of, generation.lease.llm, prompt) for prompt in prompts]
+        remember(generation, body.id_slot, prompts)
+    await generation.start(prompts, options, follow=bool(body.stream and body.return_progress))
+
+
+async def _echo(
+    request: Request,
+    body: CompletionRequest,
+    start: Callable[[Generation], Awaitable[Shape]],
+    prompts: list[Any],
+    n: int,
+) -> Response:
+    """The answer to a request for no new tokens: its prompts, with log-probabilities if they are wanted."""
+    _note(request, body)
+    generation, shape = await started(request, body.model, start, "prompt")
+    try:
+        llm = generation.lease.llm
+        ids = await asyncio.to_thread(lambda: [ids_of(llm, prompt) for prompt in prompts])
+        results = [nothing_new(len(prompt)) for prompt in ids for _ in range(n)]
+        whole = await asyncio.to_thread(shape.whole, results, len(prompts))
+        return await long_json(whole, sum(map(len, ids)) * n * (1 + (shape.tops or 0)))
+    finally:
+        generation.close()
+
+
+def _note(request: Request, body: CompletionRequest | ChatRequest) -> None:
+    """Put the model and the user into the request's log line."""
+    request.scope["stretto"].update(model=body.model, **({"user": body.user[:100]} if body.user else {}))
+
+
+async def _answer(
+    request: Request,
+    body: CompletionRequest | ChatRequest,
+    start: Callable[[Generation], Awaitable[Shape]],
+    n_prompts: int,
+    prompt: str,
+) -> Response:
+    """Start a generation and answer with it; `prompt` is the field that holds the prompt."""
+    _note(request, body)
+    generation, shape = await started(request, body.model, start, prompt, *shaping_fields(body)[:1])
+    try:
+        if body.stream:
+            chunks = Chunks(shape, body.stream_options, n_prompts, body.timings_per_token is True)
+            return Streamed(generation, generation.texts, chunks, EVENTS)
+        results = await unless_gone(request, generation.results())
+        n_values = sum(len(result.tokens) for result in results) * (shape.tops or 0)
+        n_values += sum(map(len, shape.scored)) * (1 + (shape.tops or 0))
+        if n_values <= PIECE_VALUES:
+            whole = shape.whole(results, n_prompts)
+        else:
+            whole = await asyncio.to_thread(shape.whole, results, n_prompts)
+        generation.close()
+        return await long_json(whole, n_values)
+    except BaseException:
+        generation.close()
+        raise
+
+
+@router.post("/v1/embeddings")
+async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
+    """A vector for each text: its final hidden states, pooled."""
+    state = state_of(request)
+    texts = [plain_text(one) for one in prompts_of(body.input)]
+    check_prompts("input", texts, state.settings.limits)
+    generation = await begin(state, body.model, request, "embed")
+    try:
+        how = Vectors(body.pooling, body.normalize, body.dimensions)
+        vectors, n_tokens = await unless_gone(request, embedded(generation, texts, how))
+    except Exception as error:
+        raise translate(error, "input") from error
+    finally:
+        generation.close()
+    data = [
+        {"object": "embedding", "index": index, "embedding": _encoded(vector, body.encoding_format)}
+        for index, vector in enumerate(vectors)
+    ]
+    answer = {
+        "object": "list",
+        "data": data,
+        "model": body.model,
+        "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+        "timings": generation.spent(),
+    }
+    return await long_json(answer, sum(len(vector) for vector in vectors))
+
+
+def prompts_of(given: Any) -> list[Any]:
+    """A prompt or a list of prompts as a list; a list with ids in it is one prompt."""
+    if not isinstance(given, list) or isinstance(given[0], int) or is_mixed(given):
+        return [given]
+    return list(given)
+
+
+def plain_text(given: Any) -> str | list[Any]:
+    """A text or a list of ids and texts, of which an object holds one."""
+    if isinstance(given, PromptString):
+        return given.prompt_string
+    if isinstance(given, PromptParts):
+        return "".join(part.text for part in given.content)
+    return cast("str | list[Any]", given)
+
+
+def check_one(prompts: list[Any], name: str) -> list[Any]:
+    """Raise unless there is exactly one prompt."""
+    if len(prompts) != 1:
+        raise ApiError(400, f"{name} is for a single prompt, not for {len(prompts)}", param=name)
+    return prompts
+
+
+def _cut_prompt(body: ChatRequest, llm: LLM, prompt: Any) -> list[int]:
+    """The ids of a conversation, of which `truncate_prompt_tokens` keeps a part; to be called in a thread."""
+    if body.max_completion_tokens is not None:
+        body = body.model_copy(update={"max_tokens": body.max_completion_tokens})
+    (ids,) = truncated(llm, [plain_ids(llm, prompt, "prompt_logprobs")], body)
+    return list(ids)
+
+
+def _text(llm: LLM, prompt: str | list[int]) -> str:
+    return prompt if isinstance(prompt, str) else llm.tokenizer.decode(prompt)
+
+
+def _encoded(vector: Any, how: str | None) -> list[float] | str:
+    if how == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return [float(number) for number in np.asarray(vector)]
+
+
+def _model(name: str, served: ServedModel, settings: Settings) -> dict[str, Any]:
+    """A model as clients of OpenAI, Anthropic, vLLM (`max_model_len`) and llama-server (`status`) read it."""
+    length = context_of(served, settings)
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(served.facts["modified"]),
+        "owned_by": "stretto",
+        **_for_anthropic(name, served, length),
+        "context_length": length,
+        "max_model_len": length,
+        "root": served.path.name,
+        "parent": None if name == served.name else served.name,
+        "status": {"value": served.status},
+    }
+
+
+def _for_llama(name: str, served: ServedModel) -> dict[str, Any]:
+    """A model as llama-server's clients read it, which look for what it can do."""
+    able = capabilities(served)
+    if "vision" in able:
+        able.append("multimodal")
+    return {"name": name, "model": name, "type": "model", "capabilities": able}
+
+
+def _for_anthropic(name: str, served: ServedModel, length: int) -> dict[str, Any]:
+    """The fields of a model that Anthropic's clients read; they ask at the same path."""
+    created = datetime.fromtimestamp(int(served.facts["modified"]), timezone.utc)
+    return {
+        "type": "model",
+        "display_name": name,
+        "created_at": created.isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": length,
+    }
+
+
+# `/tokenizer_info`: what vLLM's clients read about a tokenizer, by the names of tokenizer_config.json.
+
+info_router = APIRouter(tags=["vLLM"])
+
+
+@info_router.get("/tokenizer_info")
+async def tokenizer_info(
+    request: Request,
+    model: Annotated[
+        str | None, Query(max_length=256, description="A model; without it, the first that generates.")
+    ] = None,
+) -> Response:
+    """The special tokens, the chat template and the sizes of a model's tokenizer."""
+    registry = state_of(request).registry
+    served = registry.find(model or registry.first("generate"))
+    verbs = served.facts["verbs"]
+    generation = await begin(
+        state_of(request), served.name, request, "generate" if "generate" in verbs else verbs[0]
+    )
+    try:
+        return Json(_facts(generation.lease.llm, served))
+    finally:
+        generation.close()
+
+
+def _facts(llm: Any, served: ServedModel) -> dict[str, Any]:
+    if isinstance(llm, TaskModel):
+        raise unsupported(f"{llm.name} has no tokenizer that can be shown", "model")
+    tokenizer = llm.tokenizer
+    specials = sorted(tokenizer.specials.items(), key=lambda one: one[1])
+    named = {
+        "bos_token": tokenizer.bos_id,
+        "eos_token": tokenizer.eos_id,
+        "unk_token": tokenizer.vocabulary.unknown_id,
+    }
+    return {
+        "tokenizer_class": type(tokenizer).__name__,
+        **{name: None if token is None else tokenizer.spelled(token) for name, token in named.items()},
+        "add_bos_token": tokenizer.add_bos,
+        "add_eos_token": tokenizer.add_eos,
+        "additional_special_tokens": [text for text, _ in specials],
+        "added_tokens_decoder": {str(token): {"content": text, "special": True} for text, token in specials},
+        "model_max_length": llm.context_length,
+        "vocab_size": tokenizer.n_vocab,
+        "chat_template": served.facts["template"] or None,
+    }

@@ -1,0 +1,263 @@
+"""`/v1/responses`: OpenAI's endpoint for answers that may be kept and gone on with."""
+
+from __future__ import annotations
+
+import asyncio
+from secrets import token_hex
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from pydantic import TypeAdapter
+from starlette.responses import Response
+
+from stretto.server.generation.chat import converse, ids_of, options_of, planned, renamed
+from stretto.server.generation.generation import Generation, begin, started, unless_gone
+from stretto.server.http.callers import Caller, caller_of
+from stretto.server.http.errors import ApiError, Json, dumps, translate, unsupported
+from stretto.server.http.state import Job, Kept, State, state_of
+from stretto.server.http.streaming import EVENTS, Streamed
+from stretto.server.openai.responses_answers import ResponseEvents, ResponseShape
+from stretto.server.openai.responses_request import (
+    NAMES,
+    AnyItem,
+    InputTokensRequest,
+    Item,
+    MessageItem,
+    ResponseRequest,
+    as_chat,
+    items_of,
+)
+from stretto.tools.plan import ToolPlan
+
+# Responses that are made while their clients do not wait: `background` of `/v1/responses`.
+#
+# Such a response is in the store from the start. It is queued in the engine before its client gets an
+# answer: a request that is wrong, or that there is no room for, is refused as any other.
+
+CANCEL_SECONDS = 10.0  # for a cancelled response to end; a step of the engine takes less
+
+
+def check_background(body: ResponseRequest) -> None:
+    """Raise for fields that do not go with `background`."""
+    if not body.background:
+        return
+    if body.stream:
+        raise unsupported(
+            "stream: a response in the background is not streamed; ask GET /v1/responses/ID for it", "stream"
+        )
+    if body.store is False:
+        raise ApiError(
+            400,
+            "store: a response in the background has to be stored, to be fetched later; leave store out",
+            param="store",
+            code="invalid_value",
+        )
+
+
+def run_in_background(state: State, shape: ResponseShape) -> dict[str, Any]:
+    """Make a response of a generation that has started; returns what is known of it now."""
+    key = shape.generation.caller.name, shape.id
+    queued = shape.response("queued")
+    shape.keep(queued)
+    keep = shape.keep
+
+    def keep_unless_forgotten(response: dict[str, Any]) -> None:
+        if key in state.jobs:
+            keep(response)
+
+    shape.keep = keep_unless_forgotten
+    state.jobs[key] = Job(shape.generation, asyncio.create_task(_finish(state, key, shape)))
+    return queued
+
+
+async def _finish(state: State, key: tuple[str, str], shape: ResponseShape) -> None:
+    generation = shape.generation
+    try:
+        (result,) = await generation.results()
+        shape.whole(result)
+    except Exception as error:
+        found = translate(error)
+        if generation.cancelled:
+            shape.keep(shape.response("cancelled"))
+        else:
+            fault = {"code": found.code or "server_error", "message": found.message}
+            shape.keep(shape.response("failed", error=fault))
+        generation.note_error(found)
+    finally:
+        generation.close()
+        state.jobs.pop(key, None)
+        generation.log_end()
+
+
+def with_status(state: State, caller: Caller, response: dict[str, Any]) -> dict[str, Any]:
+    """A stored response; one that is being made is in progress once it has left the queue."""
+    job = state.jobs.get((caller.name, response["id"]))
+    if job is None or job.generation.progress.state == "waiting":
+        return response
+    return {**response, "status": "in_progress"}
+
+
+async def cancel_job(state: State, caller: Caller, name: str) -> None:
+    """Cancel a response, and wait until it has ended; nothing, if it is not being made."""
+    if (job := state.jobs.get((caller.name, name))) is not None:
+        job.generation.cancel()
+        await asyncio.wait([job.task], timeout=CANCEL_SECONDS)
+
+
+def forget_job(state: State, caller: Caller, name: str) -> None:
+    """Cancel a response that is not wanted any more: it is not stored when it ends."""
+    if (job := state.jobs.pop((caller.name, name), None)) is not None:
+        job.generation.cancel()
+
+
+FIELDS = ("input", "text.format")  # that hold the prompt and the grammar
+ITEMS: TypeAdapter[list[AnyItem]] = TypeAdapter(list[Item])
+
+router = APIRouter(tags=["OpenAI"])
+
+
+@router.post("/v1/responses")
+async def create(body: ResponseRequest, request: Request) -> Response:
+    """Answer a conversation, or go on with an earlier response."""
+    settings = state_of(request).settings
+    check_background(body)
+    before = _before(body, request)
+    items = (*(before.items if before is not None else ()), *items_of(body))
+    try:
+        chat = as_chat(body, items)
+        options = options_of(chat, settings.limits)
+    except Exception as error:
+        raise renamed(error, NAMES, *FIELDS) from error
+
+    async def start(generation: Generation) -> ToolPlan:
+        try:
+            return await converse(chat, generation, settings, options)
+        except Exception as error:
+            raise renamed(error, NAMES, *FIELDS) from error
+
+    def keep(response: dict[str, Any]) -> None:
+        if body.store is not False:
+            _keep(request, body, items, response, before)
+
+    request.scope["stretto"].update(model=body.model)
+    generation, plan = await started(request, body.model, start, *FIELDS)
+    try:
+        shape = ResponseShape(body, generation, plan, keep)
+        if body.background:
+            return Json(run_in_background(state_of(request), shape))
+        if body.stream:
+            return Streamed(generation, generation.texts, ResponseEvents(shape), EVENTS)
+        (result,) = await unless_gone(request, generation.results())
+        generation.close()
+        return Json(shape.whole(result))
+    except BaseException:
+        generation.close()
+        raise
+
+
+@router.post("/v1/responses/input_tokens")
+async def input_tokens(body: InputTokensRequest, request: Request) -> Response:
+    """The number of tokens of a conversation with its tools; nothing is generated."""
+    state = state_of(request)
+    before = _before(body, request)
+    items = (*(before.items if before is not None else ()), *items_of(body))
+    chat = as_chat(body, items)
+    generation = await begin(state, body.model, request)
+    try:
+        _, prompt = await unless_gone(request, planned(chat, generation, state.settings))
+        ids = await asyncio.to_thread(ids_of, generation.lease.llm, prompt)
+    except Exception as error:
+        raise renamed(error, NAMES, *FIELDS) from error
+    finally:
+        generation.close()
+    return Json({"object": "response.input_tokens", "input_tokens": len(ids)})
+
+
+@router.get("/v1/responses/{response_id}")
+async def retrieve(
+    response_id: str, request: Request, stream: Annotated[bool | None, Query()] = None
+) -> Response:
+    """A response that was kept, or is being made."""
+    if stream:
+        raise unsupported("stream: a response that was kept is not streamed again", "stream")
+    return Json(with_status(state_of(request), caller_of(request), _find(request, response_id).response))
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel(response_id: str, request: Request) -> Response:
+    """End a response that is made in the background; one that has ended stays as it is."""
+    if not _find(request, response_id).response["background"]:
+        raise ApiError(
+            400,
+            f"response_id: {response_id[:64]} is not made in the background; disconnect to end a request",
+            param="response_id",
+            code="invalid_value",
+        )
+    await cancel_job(state_of(request), caller_of(request), response_id)
+    return Json(_find(request, response_id).response)
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def input_items(response_id: str, request: Request) -> Response:
+    """The items of the input of a response that was kept."""
+    data = [_shown(item) for item in _find(request, response_id).inputs]
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
+    return Json({"object": "list", "data": data, "has_more": False, **ends})
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete(response_id: str, request: Request) -> Response:
+    """Forget a response that was kept; one that is being made ends."""
+    forget_job(state_of(request), caller_of(request), response_id)
+    state_of(request).responses.remove(caller_of(request).name, response_id)
+    return Json({"id": response_id, "object": "response", "deleted": True})
+
+
+def _find(request: Request, response_id: str, param: str = "response_id") -> Kept:
+    return state_of(request).responses.find(caller_of(request).name, response_id, param)
+
+
+def _before(body: InputTokensRequest, request: Request) -> Kept | None:
+    """The response that a request goes on with."""
+    name = body.previous_response_id
+    if name is None:
+        return None
+    found = _find(request, name, "previous_response_id")
+    status = with_status(state_of(request), caller_of(request), found.response)["status"]
+    if status not in ("completed", "incomplete"):
+        raise ApiError(
+            400,
+            f"previous_response_id: {name[:64]} is {status}; a response can be continued when it is complete",
+            param="previous_response_id",
+            code="invalid_value",
+        )
+    return found
+
+
+def _keep(
+    request: Request,
+    body: ResponseRequest,
+    items: tuple[AnyItem, ...],
+    response: dict[str, Any],
+    before: Kept | None,
+) -> None:
+    inputs = tuple(item.model_copy(update={"id": item.id or _new_id(item)}) for item in items_of(body))
+    known = items[: len(items) - len(inputs)]
+    answer = ITEMS.validate_python(response["output"])
+    new = sum(len(item.model_dump_json()) for item in inputs) + 2 * len(dumps(response))
+    n_bytes = new + (before.n_bytes if before is not None else 0)
+    kept = Kept(response, inputs, (*known, *inputs, *answer), n_bytes)
+    state_of(request).responses.save(caller_of(request).name, kept)
+
+
+def _new_id(item: AnyItem) -> str:
+    return f"{'msg' if isinstance(item, MessageItem) else 'item'}_{token_hex(12)}"
+
+
+def _shown(item: AnyItem) -> dict[str, Any]:
+    """An item of an input as OpenAI's clients read it: the content of a message is a list."""
+    fields = item.model_dump(exclude_none=True)
+    if isinstance(item, MessageItem) and isinstance(item.content, str):
+        kind = "output_text" if item.role == "assistant" else "input_text"
+        fields["content"] = [{"type": kind, "text": item.content}]
+    return {"status": "completed", **fields}

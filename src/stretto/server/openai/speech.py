@@ -1,0 +1,88 @@
+"""`/v1/audio/transcriptions`: OpenAI's endpoint for speech, a form with a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.datastructures import FormData
+from starlette.responses import PlainTextResponse, Response
+
+from stretto.server.generation.generation import Generation
+from stretto.server.generation.vectors import call
+from stretto.server.http.bodies import form_file, form_schema, opened_form
+from stretto.server.http.errors import ApiError, Json
+from stretto.tasks import Transcript
+from stretto.tasks.results import srt, vtt
+
+router = APIRouter(tags=["OpenAI"])
+
+FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
+FIELDS = ("file", "model", "response_format", "language", "temperature", "timestamp_granularities[]")
+SCHEMA = form_schema(
+    file={"type": "string", "format": "binary", "description": "A WAV file."},
+    model={"type": "string", "maxLength": 256, "description": "A model's name."},
+    response_format={
+        "type": "string",
+        "enum": list(FORMATS),
+        "description": "What the answer is; json, if not given.",
+    },
+)
+
+
+@router.post("/v1/audio/transcriptions", openapi_extra=SCHEMA)
+async def transcriptions(request: Request) -> Response:
+    """Write down the speech in a file."""
+    async with opened_form(request, max_fields=16) as form:
+        model, kind = _checked(form)
+        audio = await form_file(form).read()
+
+    async def prepare(generation: Generation) -> list[bytes]:
+        return [audio]
+
+    transcript, timings = await call(
+        request, model, "transcribe", prepare, lambda llm, inputs: llm.transcribe(inputs[0]), "file"
+    )
+    return answer_of(transcript, kind, timings)
+
+
+def _checked(form: FormData) -> tuple[str, str]:
+    """The model's name and the format of the answer."""
+    for name in form:
+        if name not in FIELDS:
+            raise ApiError(
+                400, f"{name[:80]!r} is no field here; there are {', '.join(FIELDS)}", param=name[:80]
+            )
+    model, kind = form.get("model"), form.get("response_format") or "json"
+    if not isinstance(model, str) or not 0 < len(model) <= 256:
+        raise ApiError(400, "model: the form needs the name of a model", param="model", code="missing")
+    if not isinstance(kind, str) or kind not in FORMATS:
+        raise ApiError(400, f"response_format must be one of {', '.join(FORMATS)}", param="response_format")
+    if form.get("temperature") not in (None, "", "0", "0.0"):
+        raise ApiError(400, "temperature must be 0: the most probable text is written", param="temperature")
+    if form.get("language") not in (None, "", "en"):
+        raise ApiError(400, "language must be en: the model knows no other", param="language")
+    return model, kind
+
+
+def answer_of(transcript: Transcript, kind: str, timings: dict[str, float]) -> Response:
+    """The transcript in one of OpenAI's formats."""
+    if kind == "text":
+        return PlainTextResponse(transcript.text + "\n")
+    if kind == "srt":
+        return PlainTextResponse(srt(transcript))
+    if kind == "vtt":
+        return PlainTextResponse(vtt(transcript))
+    whole: dict[str, Any] = {"text": transcript.text}
+    if kind == "verbose_json":
+        segments = [
+            {"id": number, "start": one.start, "end": one.end, "text": one.text}
+            for number, one in enumerate(transcript.segments)
+        ]
+        whole |= {
+            "task": "transcribe",
+            "language": "english",
+            "duration": transcript.duration,
+            "segments": segments,
+        }
+    return Json({**whole, "timings": timings})

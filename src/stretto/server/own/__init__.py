@@ -1,0 +1,1 @@
+"""Stretto's own endpoints: sequences, the page and what it shows, models, tasks."""

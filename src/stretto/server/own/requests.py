@@ -1,0 +1,70 @@
+"""`/stretto/requests`: the running requests, for their callers and for admins, and how to cancel one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from stretto.server.http.callers import Caller, caller_of
+from stretto.server.http.errors import ApiError, Json
+from stretto.server.http.state import Running, State, state_of
+
+router = APIRouter(tags=["Stretto"])
+
+
+@router.get("/stretto/requests")
+async def running_requests(request: Request) -> Response:
+    """The requests that run: the caller's own, all of them for an admin."""
+    return Json({"requests": listed(state_of(request), caller_of(request))})
+
+
+@router.delete("/stretto/requests/{name}")
+async def cancel(name: str, request: Request) -> Response:
+    """Cancel a request by its `x-request-id`; its client gets an error with the code `cancelled`."""
+    caller = caller_of(request)
+    for generation in list(state_of(request).generations):
+        if generation.id == name and _is_shown(generation, caller):
+            generation.cancel()
+            return Json({"cancelled": name})
+    raise ApiError(404, f"no request {name[:100]!r} of yours runs here", param="name", code="not_found")
+
+
+def listed(state: State, caller: Caller) -> list[dict[str, Any]]:
+    """The requests that a caller may see, the oldest first."""
+    shown = [generation for generation in state.generations if _is_shown(generation, caller)]
+    return [_facts(generation, caller) for generation in sorted(shown, key=lambda one: one.since)]
+
+
+def owned(state: State, caller: Caller, salts: dict[int, str]) -> Callable[[int], bool]:
+    """Whether a sequence is a caller's: one of its running requests, or one with its salt.
+
+    Where prefixes are shared, cells of requests that have ended belong to nobody.
+    """
+    running = {i for one in state.generations if one.caller == caller for i in one.progress.sequences}
+    if caller.shares:
+        return running.__contains__
+    return lambda i: i in running or salts.get(i, "") == caller.salt
+
+
+def _is_shown(generation: Running, caller: Caller) -> bool:
+    return caller.admin or generation.caller == caller
+
+
+def _facts(generation: Running, caller: Caller) -> dict[str, Any]:
+    progress = generation.progress
+    return {
+        "id": generation.id,
+        "model": generation.model,
+        "path": generation.path,
+        "state": progress.state,
+        "prompt_tokens": progress.prompt_tokens,
+        "tokens": progress.tokens,
+        "cached": progress.cached_tokens,
+        "seconds": round(time.monotonic() - generation.since, 3),
+        "mine": generation.caller == caller,
+        **({"caller": generation.caller.name} if caller.admin else {}),
+    }
