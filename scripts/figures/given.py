@@ -24,6 +24,7 @@ GIVEN: dict[str, dict[str, tuple[str, ...]]] = {
         "docs/how-to/tasks/read.md": ("736",),
         "docs/how-to/tasks/transcribe.md": ("28 seconds", "64 seconds", "6.5 tokens a second", "192"),
         "docs/reference/commands.md": ("80 %", "1.5 GB"),
+        "docs/reference/endpoints.md": ("1e-06",),
         "docs/reference/metrics.md": ("15 minutes",),
         "docs/reference/page.md": ("20 s", "90 %", "15 %", "3 %", "15 minutes"),
         "docs/explanation/page.md": ("60 KB",),
