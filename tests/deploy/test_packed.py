@@ -142,7 +142,7 @@ def test_the_native_core_refuses_bytes_that_are_no_packed_matrix():
 
 def test_repack_takes_these_values_only():
     with pytest.raises(
-        stretto.InvalidRequest, match="repack must be 'auto', True, False or 'shared', not 'yes'"
+        stretto.InvalidRequest, match="repack must be True, False, 'auto' or 'shared', not 'yes'"
     ):
         stretto.load(MODEL, repack="yes")
 

@@ -95,7 +95,7 @@ def test_a_server_gives_memory_back_after_a_body_that_was_cut_off(trims):
 FREED = """
 import sys
 from pathlib import Path
-from stretto.server.spare_memory import trim
+from stretto.server.http.guard import trim
 
 def resident():
     status = Path("/proc/self/status").read_text()

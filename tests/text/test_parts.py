@@ -3,7 +3,7 @@
 import pytest
 
 from stretto.errors import InvalidRequest, ModelError
-from stretto.server.http.served_model import slot_of
+from stretto.server.http.served_model import make_served
 from stretto.server.settings import ModelEntry, Settings
 from stretto.testing import mock_llm
 from stretto.text.parts import with_known_parts
@@ -72,9 +72,9 @@ def test_a_drawing_without_pixels_is_refused_by_name(data):
 @pytest.mark.golden
 def test_a_served_model_has_the_bundled_encoder_by_its_name(smollm2_path):
     entries = ModelEntry.with_vision((ModelEntry.parse(f"small={smollm2_path}"),), ("sketch",))
-    slot = slot_of(entries[0], Settings(entries, port=0), 1 << 40)
-    assert slot.facts["vision"]
-    assert slot.facts["memory"]["image encoder"] > 0
+    served = make_served(entries[0], Settings(entries, port=0), 1 << 40)
+    assert served.facts["vision"]
+    assert served.facts["memory"]["image encoder"] > 0
     wrong = ModelEntry.with_vision((ModelEntry.parse(f"small={smollm2_path}"),), ("./none.gguf",))
     with pytest.raises(ModelError, match="no such file"):
-        slot_of(wrong[0], Settings(wrong, port=0), 1 << 40)
+        make_served(wrong[0], Settings(wrong, port=0), 1 << 40)

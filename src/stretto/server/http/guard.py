@@ -149,20 +149,28 @@ class Guard:
             visit.notes["error"] = "shutting_down"
             raise
         except Exception as error:  # ours, or one that the app has answered and raised again
-            if not visit.begun or "error" not in visit.notes:
-                found = translate(error)
-                note_error(visit.notes, found)
-            if not visit.begun:
-                if not complete and scope["method"] in BODIES and CLOSE not in visit.extra:
-                    visit.extra.append(CLOSE)
-                response = answer(found, scope["path"])
-                await response(scope, receive, visit.send)
+            await self._answer(error, visit, scope, receive, complete)
         finally:
             scope.pop(DIRECT, None)  # which refers to the scope: the two would wait for the garbage collector
             self._traffic.body_bytes -= held
             self._spare.note(held)
             self._traffic.active -= 1
             self._note(visit, scope.get(CALLER))
+
+    async def _answer(
+        self, error: Exception, visit: _Visit, scope: Scope, receive: Receive, complete: bool
+    ) -> None:
+        """Note an error, and send it unless an answer has begun.
+
+        A method of its own: the frame that caught the error is in its traceback, and must not refer to it.
+        """
+        if not visit.begun or "error" not in visit.notes:
+            found = translate(error)
+            note_error(visit.notes, found)
+        if not visit.begun:
+            if not complete and scope["method"] in BODIES and CLOSE not in visit.extra:
+                visit.extra.append(CLOSE)
+            await answer(found, scope["path"])(scope, receive, visit.send)
 
     # -- admission --
 
