@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import stretto
-from stretto.engine.combinations import PARALLEL, REFUSALS, as_markdown
+from stretto.engine.params import PARALLEL, REFUSALS, combinations_as_markdown
 from stretto.errors import ContextOverflow, InvalidRequest
 from stretto.sampling.sampler import choose
 from stretto.sampling.transforms import log_softmax, measure
@@ -551,7 +551,7 @@ def _flat(results):
 
 def test_the_documents_print_the_table():
     page = Path(__file__).parents[2] / "docs" / "reference" / "combinations.md"
-    assert as_markdown() in page.read_text()
+    assert combinations_as_markdown() in page.read_text()
 
 
 # -- a sequence comes back whole --

@@ -11,8 +11,7 @@ import pytest
 
 from stretto import Limits
 from stretto.engine.branch import Branching
-from stretto.engine.combinations import PARALLEL, REFUSALS
-from stretto.engine.params import SAMPLING_NAMES
+from stretto.engine.params import PARALLEL, REFUSALS, SAMPLING_NAMES
 from stretto.errors import InvalidRequest, QueueFull
 from stretto.hooks import Ban, Bias, Force, Guidance, HookRow, NativeHook, NoRepeat, Watcher
 from stretto.options.keywords import Keywords, ParallelOptions

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stretto.engine.adapters import check_same
-from stretto.engine.combinations import check_combinations
 from stretto.engine.decoders.plain import PlainDecoder
 from stretto.engine.engine import Engine
 from stretto.engine.output import TextOutput, Thoughts
-from stretto.engine.params import RequestParams
+from stretto.engine.params import RequestParams, check_combinations
 from stretto.engine.request import Request
 from stretto.engine.sequence import Sequence, track_in
 from stretto.engine.track import Track

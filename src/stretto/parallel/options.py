@@ -10,8 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from stretto.engine.combinations import check_combinations, check_parallel
-from stretto.engine.params import RequestParams, request_params
+from stretto.engine.params import RequestParams, check_combinations, check_parallel, request_params
 from stretto.errors import InvalidRequest
 from stretto.options.documenting import documented
 from stretto.options.option import without

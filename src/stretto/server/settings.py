@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from stretto.engine.combinations import check_combinations
-from stretto.engine.params import request_params
+from stretto.engine.params import check_combinations, request_params
 from stretto.errors import InvalidRequest
 from stretto.options.generating import BY_NAME, OPTIONS
 from stretto.options.keywords import ServeOptions
