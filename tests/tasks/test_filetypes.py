@@ -113,5 +113,5 @@ def test_real_files_have_their_types(tmp_path):
         alone = model.classify(archive)
     assert [result.best.name for result in results] == ["python", "html", "zip", "empty"]
     assert [len(result.labels) for result in results] == [3, 3, 3, 1]
-    assert alone.best.score == pytest.approx(results[2].best.score, abs=1e-5)
+    assert alone.best.score == pytest.approx(results[2].best.score, abs=1e-4)
     assert (alone.model, alone.license) == ("magika", "Apache-2.0")
