@@ -80,6 +80,11 @@ class InvalidRequest(StrettoError):
     """A parameter has a value that cannot be used; `param` names it, the message says what would do."""
 
 
+def wrong_value(param: str, value: object, takes: str) -> InvalidRequest:
+    """The error for a `value` that `param` does not take; `takes` follows “must be”: "a number from 0 to 2"."""
+    return InvalidRequest(f"{param} must be {takes}, not {value!r:.100}", param=param, value=value)
+
+
 class InvalidGrammar(InvalidRequest):
     """A grammar or JSON schema that is damaged, too large, not supported, or that no text fits."""
 
