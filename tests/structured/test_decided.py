@@ -10,7 +10,7 @@ import pytest
 
 from stretto import Grammar, InvalidRequest
 from stretto.structured import Compiler
-from stretto.structured.decided import decided
+from stretto.structured.decided import decide_cases
 from stretto.text.loading import load_tokenizer
 from vocabularies import bpe, metadata
 
@@ -93,7 +93,7 @@ def test_the_same_values_fit():
     for seed in range(150):
         rng = random.Random(seed)
         schema = random_schema(rng)
-        if (made := decided(schema)) is None:
+        if (made := decide_cases(schema)) is None:
             continue
         n_changed += 1
         left = jsonschema.Draft202012Validator(schema)
@@ -129,7 +129,7 @@ def _python(schema):
     ],
 )
 def test_other_schemas_stay_as_they_are(schema):
-    assert decided(schema) is None
+    assert decide_cases(schema) is None
 
 
 def test_no_text_at_all_is_said():
@@ -152,6 +152,6 @@ def test_many_cases_end_in_time():
         for _ in range(6)
     ]
     start = time.process_time()
-    decided({"type": "string", "allOf": [*runs, *choices], "maxLength": 400})
-    decided({"type": "string", "allOf": choices[:2], "maxLength": 40})
+    decide_cases({"type": "string", "allOf": [*runs, *choices], "maxLength": 400})
+    decide_cases({"type": "string", "allOf": choices[:2], "maxLength": 40})
     assert time.process_time() - start < 10

@@ -9,7 +9,7 @@ import pytest
 
 from stretto import Grammar, InvalidGrammar, InvalidRequest
 from stretto.structured import Compiler
-from stretto.structured.merged import merged
+from stretto.structured.merged import merge_schemas
 from stretto.text.loading import load_tokenizer
 from vocabularies import bpe, metadata
 
@@ -113,7 +113,7 @@ def test_merged_schemas_say_the_same():
     for name, schema in CIRCLES.items():
         if "oneOf" in json.dumps(schema):
             continue
-        made = merged(schema)
+        made = merge_schemas(schema)
         left, right = map(jsonschema.Draft202012Validator, (schema, made))
         for value in values(["next", "value"], [1, None, "a"], 2):
             assert left.is_valid(value) == right.is_valid(value), (name, value)
@@ -125,7 +125,7 @@ def test_a_circle_without_an_end_is_refused():
         "$ref": "#/$defs/node",
         "$defs": {"node": {**node, "allOf": [{"properties": {"next": {"minProperties": 1}}}]}},
     }
-    assert merged(schema) is False
+    assert merge_schemas(schema) is False
     with pytest.raises(InvalidRequest, match="no text fits"):
         COMPILER.compile(Grammar.json(schema))
 
@@ -137,7 +137,7 @@ def test_what_becomes_too_large_is_given_up_in_time():
 
     definitions = {f"n{i}": {"type": "object", "allOf": [choice(i, j) for j in range(12)]} for i in range(20)}
     start = time.process_time()
-    assert merged({"$defs": definitions, "$ref": "#/$defs/n0"}) is None
+    assert merge_schemas({"$defs": definitions, "$ref": "#/$defs/n0"}) is None
     assert time.process_time() - start < 5
 
 

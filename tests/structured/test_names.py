@@ -6,8 +6,8 @@ import pytest
 
 from stretto import Grammar, InvalidGrammar
 from stretto.structured import Compiler
-from stretto.structured.atoms import taken_apart
-from stretto.structured.normalised import gathered
+from stretto.structured.atoms import split_patterns
+from stretto.structured.normalised import gather_strays
 from stretto.text.loading import load_tokenizer
 from vocabularies import bpe, metadata
 
@@ -114,9 +114,9 @@ def test_patterns_of_schemas_that_apply_at_once_may_overlap():
 
 
 def test_patterns_that_do_not_overlap_are_left_alone():
-    assert taken_apart({"patternProperties": {"^a": {}, "^b": {}}}) is None
+    assert split_patterns({"patternProperties": {"^a": {}, "^b": {}}}) is None
     assert (
-        taken_apart({"allOf": [{"patternProperties": {r"\ba": {}}}, {"patternProperties": {"a": {}}}]})
+        split_patterns({"allOf": [{"patternProperties": {r"\ba": {}}}, {"patternProperties": {"a": {}}}]})
         is None
     )
 
@@ -161,8 +161,8 @@ def test_a_place_may_have_characters_that_references_escape():
 def test_values_that_look_like_references_stay():
     value = {"$ref": "#/kinds/a"}
     schema = {"const": value, "anyOf": [{"$ref": "#/kinds/a"}, True], "kinds": {"a": {"not": {}}}}
-    assert gathered(schema)["const"] == value
-    assert gathered(schema)["anyOf"][0] == {"$ref": "#/$defs/kinds~1a"}
+    assert gather_strays(schema)["const"] == value
+    assert gather_strays(schema)["anyOf"][0] == {"$ref": "#/$defs/kinds~1a"}
     assert accepted(schema, [value, {}]) == [value]
 
 

@@ -220,7 +220,7 @@ def _constraint(engine: Engine, track: Track, params: RequestParams) -> Constrai
     """The guide of a text; it starts after the reasoning where that is told apart."""
     if params.grammar is None and params.reasoning_budget is None:
         return None
-    from stretto.structured import Compiled, constraint, with_budget
+    from stretto.structured import Compiled, limit_reasoning, make_constraint
 
     guide, reasoning = new_guide(params), _reasoning(engine, params)
     n = len(track.tokens) - params.continues
@@ -229,10 +229,10 @@ def _constraint(engine: Engine, track: Track, params: RequestParams) -> Constrai
     if guide is not None:
         compiled = params.grammar
         waits = isinstance(compiled, Compiled) and not compiled.grammar.covers_reasoning
-        made = inner = constraint(guide, reasoning if waits else None, track.tokens[:n])
+        made = inner = make_constraint(guide, reasoning if waits else None, track.tokens[:n])
     if params.reasoning_budget is not None and reasoning is not None:
         n_vocab = engine.runner.spec.n_vocab
-        made = with_budget(inner, reasoning, track.tokens[:n], params.reasoning_budget, n_vocab)
+        made = limit_reasoning(inner, reasoning, track.tokens[:n], params.reasoning_budget, n_vocab)
     if made is not None and params.continues:
         made.skip(track.tokens[n:])
     return made

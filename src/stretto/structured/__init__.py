@@ -15,7 +15,7 @@ The parsing is done by the `llguidance` library.
 
 from stretto.structured.compiler import Compiled, Compiler
 from stretto.structured.grammar import Grammar, as_grammar
-from stretto.structured.guide import Constraint, Guide, constraint, with_budget
+from stretto.structured.guide import Constraint, Guide, limit_reasoning, make_constraint
 
 __all__ = [
     "Compiled",
@@ -24,6 +24,6 @@ __all__ = [
     "Grammar",
     "Guide",
     "as_grammar",
-    "constraint",
-    "with_budget",
+    "limit_reasoning",
+    "make_constraint",
 ]

@@ -19,11 +19,11 @@ MAX_PATTERNS = 12
 MAX_ATOMS = 24
 
 
-def taken_apart(schema: Schema) -> Schema | None:
+def split_patterns(schema: Schema) -> Schema | None:
     """A schema for the same values; None if its patterns do not overlap, or cannot be taken apart.
 
     >>> parts = {"patternProperties": {"^a": {"type": "null"}}}
-    >>> made = taken_apart({"allOf": [parts, {"patternProperties": {"^(a|b)$": True}}]})
+    >>> made = split_patterns({"allOf": [parts, {"patternProperties": {"^(a|b)$": True}}]})
     >>> len(made["allOf"][0]["patternProperties"]), len(made["allOf"][1]["patternProperties"])
     (2, 2)
     """

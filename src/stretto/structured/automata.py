@@ -342,7 +342,7 @@ MAX_WRITTEN = 128  # states of an automaton that becomes an expression
 MAX_LENGTH = 16_000  # of the expression
 
 
-def texts(node: Node, most: int) -> list[str] | None:
+def list_texts(node: Node, most: int) -> list[str] | None:
     """All texts of a set; None if there are more than `most`."""
     states = automaton(node)
     _minimal(states)  # only those from which a text can end are left
@@ -360,7 +360,7 @@ def texts(node: Node, most: int) -> list[str] | None:
     return sorted(found)
 
 
-def expression(node: Node) -> str:
+def write_expression(node: Node) -> str:
     """A regular expression, without anchors, for a set that is not empty: states are taken out one by one."""
     states = automaton(node)
     names = _minimal(states)
@@ -369,7 +369,7 @@ def expression(node: Node) -> str:
         for target, found in steps.items():
             pairs.setdefault((names[state], names[target]), []).extend(found)
     # -1 is before the first state, -2 behind the last.
-    edges = {key: class_of(ranges(found)) for key, found in pairs.items()}
+    edges = {key: write_class(ranges(found)) for key, found in pairs.items()}
     edges[-1, names[node]] = ""
     edges |= {(names[state], -2): "" for state in states if has_empty(state)}
     left = set(names.values())
@@ -441,7 +441,7 @@ def _minimal(states: dict[Node, dict[Node, Ranges]]) -> dict[Node, int]:
         names = {state: numbers[key] for state, key in keys.items()}
 
 
-def class_of(given: Ranges) -> str:
+def write_class(given: Ranges) -> str:
     """A regular expression for one of some characters."""
     if given == ((0, LAST),):
         return r"[\s\S]"

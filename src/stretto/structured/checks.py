@@ -13,11 +13,11 @@ from math import ceil, floor
 from typing import Any
 
 from stretto.errors import InvalidGrammar
-from stretto.structured.normalised import NEEDED, gathered, normalised, shallow
+from stretto.structured.normalised import NEEDED, gather_strays, move_deep_parts, normalise_schema
 from stretto.structured.overlap import Overlap
 from stretto.structured.patterns import with_ecma_patterns
 from stretto.structured.places import LISTS, MAPS, SINGLE, NotExpressible
-from stretto.structured.rewrite import SPECIAL, rewritten
+from stretto.structured.rewrite import SPECIAL, rewrite_schema
 from stretto.structured.together import MAX_TOGETHER, most_intersected, most_together
 
 # Bounds of numbers that llguidance does not keep.
@@ -129,15 +129,15 @@ def check_schema(schema: Any, documents: Mapping[str, Any] | None = None) -> str
     for path, value in walk(schema):
         if isinstance(value, Mapping):
             _check_keys(path, value)
-    text = written(schema)
+    text = write_schema(schema)
     if documents:
         documents = _checked(documents)
     if documents or NEEDED.search(text):
-        schema = normalised(json.loads(text), documents)
-        text = written(schema)
+        schema = normalise_schema(json.loads(text), documents)
+        text = write_schema(schema)
     if _PATTERN.search(text):
         schema = with_ecma_patterns(json.loads(text))
-        text = written(schema)
+        text = write_schema(schema)
     for path, value in walk(schema):
         if isinstance(value, Mapping):
             _check_reference(path, value)
@@ -158,19 +158,21 @@ def _checked(documents: Any) -> dict[str, Any]:
         for path, value in walk(document):
             if isinstance(value, Mapping):
                 _check_keys(path, value)
-    return dict(json.loads(written(dict(documents))))
+    return dict(json.loads(write_schema(dict(documents))))
 
 
 def parser_schema(text: str, *, closed: bool = False, checks: bool = False) -> str:
     """The text of a schema as the parser takes it, from one that `check_schema` gave.
 
     Raises for what the parser cannot follow. `closed` forbids properties that are not named; `checks`: see
-    `rewritten`.
+    `rewrite_schema`.
     """
     made = text
     if closed or _SPECIAL.search(text):
         schema = json.loads(text)
-        made = written(shallow(rewritten(gathered(schema), closed=closed, checks=checks)))
+        made = write_schema(
+            move_deep_parts(rewrite_schema(gather_strays(schema), closed=closed, checks=checks))
+        )
         if made == "false":
             raise InvalidGrammar("no value fits the JSON schema", param="schema", value=schema)
     if MAY_BE_WRONG.search(made):
@@ -223,7 +225,7 @@ def with_options(text: str, options: str) -> str:
     return f'{{{rest}{", " if rest else ""}"{OPTIONS_KEY}": {options}}}'
 
 
-def written(schema: Any) -> str:
+def write_schema(schema: Any) -> str:
     """A schema as JSON, which is not too long."""
     try:
         text = json.dumps(schema, allow_nan=False, ensure_ascii=False, default=_plain)

@@ -17,12 +17,12 @@ import numpy as np
 
 from stretto.errors import InvalidGrammar, InvalidRequest
 from stretto.hardware import fork_safety
-from stretto.structured.atoms import taken_apart
+from stretto.structured.atoms import split_patterns
 from stretto.structured.checks import find_key, find_mentioned, with_options
-from stretto.structured.decided import decided
+from stretto.structured.decided import decide_cases
 from stretto.structured.grammar import Grammar, ascii_classes, choice_pattern
-from stretto.structured.guide import Guide, brief
-from stretto.structured.merged import inlined, merged
+from stretto.structured.guide import Guide, shorten_error
+from stretto.structured.merged import inline_references, merge_schemas
 from stretto.structured.quoting import with_plain_keys, with_quotable_patterns
 from stretto.structured.unique import UNIQUE_KEY, TokenTable, UniqueItems
 from stretto.structured.workers import WORKERS, Stopped, check_budget
@@ -54,11 +54,11 @@ NAMES = {
 
 # Other forms of a schema that may help, each with a part of the library's error.
 REMADE: list[tuple[str, Callable[[Any], Any]]] = [
-    ("circular references with sibling keys", inlined),
-    ("circular references with sibling keys", merged),
-    ("are not disjoint", taken_apart),
-    ("Unable to determine if regex is empty", decided),
-    ("Unable to determine if regex is empty", merged),
+    ("circular references with sibling keys", inline_references),
+    ("circular references with sibling keys", merge_schemas),
+    ("are not disjoint", split_patterns),
+    ("Unable to determine if regex is empty", decide_cases),
+    ("Unable to determine if regex is empty", merge_schemas),
 ]
 MAX_REMADE = 3  # times, one after the other
 
@@ -136,7 +136,7 @@ class Compiler:
     def _vocabulary(self) -> LLTokenizer:
         with self._lock:
             if self._matched is None:
-                self._matched = wrap(self._tokenizer)
+                self._matched = wrap_tokenizer(self._tokenizer)
             return self._matched
 
     def _compile(self, given: Grammar, tokenizer: LLTokenizer) -> Compiled:
@@ -168,7 +168,7 @@ class Compiler:
         return UniqueItems(json.loads(grammar.text), self._table)
 
 
-def wrap(tokenizer: Tokenizer) -> LLTokenizer:
+def wrap_tokenizer(tokenizer: Tokenizer) -> LLTokenizer:
     """A tokenizer for the library. Control tokens match nothing but their own names."""
     import llguidance
 
@@ -226,7 +226,7 @@ def _matcher(grammar: Grammar, tokenizer: LLTokenizer, n_remade: int = 0) -> LLM
             if made is not None and text != grammar.text:
                 with suppress(InvalidGrammar):
                     return _matcher(replace(grammar, text=text), tokenizer, n_remade + 1)
-    raise _wrong(grammar, brief(reason))
+    raise _wrong(grammar, shorten_error(reason))
 
 
 def _remade(function: Callable[[Any], Any], text: str) -> Any:

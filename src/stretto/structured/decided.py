@@ -34,10 +34,10 @@ class _Case:
     lengths: tuple[int, int | None] = field(default=(0, None))
 
 
-def decided(schema: Schema) -> Schema | None:
+def decide_cases(schema: Schema) -> Schema | None:
     """A schema for the same values; None if there is nothing to decide.
 
-    >>> decided({"type": "string", "anyOf": [{"pattern": "^a$"}, {"pattern": "^b+$"}], "minLength": 2})
+    >>> decide_cases({"type": "string", "anyOf": [{"pattern": "^a$"}, {"pattern": "^b+$"}], "minLength": 2})
     {'type': 'string', 'pattern': '^(?:bb(?:b)*)$'}
     """
     with limited_work():

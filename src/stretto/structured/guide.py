@@ -87,7 +87,8 @@ class Guide:
             self._matcher.unsafe_compute_mask_ptr(self._address, self._bytes)
             if self._matcher.is_error():
                 raise InvalidGrammar(
-                    f"the grammar cannot continue: {brief(self._matcher.get_error())}", param="grammar"
+                    f"the grammar cannot continue: {shorten_error(self._matcher.get_error())}",
+                    param="grammar",
                 )
             if self._unique is not None:
                 self._unique.restrict(self._mask, self._allowed_after)
@@ -156,13 +157,13 @@ class Guide:
                 if not matcher.is_error():
                     raise InvalidGrammar(_NO_OTHER_ITEM, param="grammar")
                 raise InvalidGrammar(
-                    f"the grammar cannot continue: {brief(matcher.get_error())}", param="grammar"
+                    f"the grammar cannot continue: {shorten_error(matcher.get_error())}", param="grammar"
                 )
         if matcher.is_stopped():
             self.done = True
             if matcher.is_error():
                 raise InvalidGrammar(
-                    f"the grammar cannot continue: {brief(matcher.get_error())}", param="grammar"
+                    f"the grammar cannot continue: {shorten_error(matcher.get_error())}", param="grammar"
                 )
             while forced and forced[-1] in self.ends:  # nothing but the end can follow
                 forced.pop()
@@ -179,7 +180,7 @@ def _check_time(begun: float) -> None:
         )
 
 
-def brief(error: str) -> str:
+def shorten_error(error: str) -> str:
     """The library's message, without its internal details."""
     text = error.removeprefix("panic: ").split("<backtrace>")[0].split("<non-verbose/>")[0].strip()
     return text if len(text) <= 400 else f"{text[:397]}..."
@@ -187,9 +188,9 @@ def brief(error: str) -> str:
 
 # A grammar for the answer of a model that thinks first: until the reasoning has ended, any text may come.
 #
-# `constraint` makes the guide of one text. While the model thinks, only the tokens that would end the text
-# are forbidden, so that an answer comes. If the prompt leaves open whether the model thinks, it may choose:
-# the token that opens the reasoning is allowed beside those that start the answer.
+# `make_constraint` makes the guide of one text. While the model thinks, only the tokens that would end the
+# text are forbidden, so that an answer comes. If the prompt leaves open whether the model thinks, it may
+# choose: the token that opens the reasoning is allowed beside those that start the answer.
 
 
 class GuideAfterReasoning:
@@ -382,7 +383,7 @@ class BudgetedReasoning:
 Constraint = Guide | GuideAfterReasoning | BudgetedReasoning
 
 
-def constraint(
+def make_constraint(
     guide: Guide, reasoning: Reasoning | None, prompt: Sequence[int]
 ) -> Guide | GuideAfterReasoning:
     """The guide of the text after a prompt, which begins after the reasoning if there may be any."""
@@ -402,7 +403,7 @@ def constraint(
     return GuideAfterReasoning(guide, reasoning, splitter, reasoning.detokenizer(prompt[-1]))
 
 
-def with_budget(
+def limit_reasoning(
     guide: Guide | GuideAfterReasoning | None,
     reasoning: Reasoning,
     prompt: Sequence[int],

@@ -9,9 +9,9 @@ from math import comb
 from typing import Any
 
 from stretto.structured.negation import Negation, both, either
-from stretto.structured.overlap import TYPES, Overlap, same, type_of, values_of
+from stretto.structured.overlap import TYPES, Overlap, are_equal, list_values, name_type
 from stretto.structured.patterns import other_texts
-from stretto.structured.places import NotExpressible, Schema, dereferenced, knows_prefix_items
+from stretto.structured.places import NotExpressible, Schema, dereference, knows_prefix_items
 
 MAX_POSITIONS = 16  # among which the items stand that `contains` asks for
 MAX_ARRAY_BRANCHES = 400  # that one keyword may become
@@ -75,7 +75,7 @@ def unique(schema: dict[str, Any], root: Schema, overlap: Overlap, place: str) -
         return []
     if prefix or not isinstance(items, dict):
         return None
-    values = _values(dereferenced(root, items, place))
+    values = _values(dereference(root, items, place))
     if values is None:
         return None
     low, high = int(schema.get("minItems", 0)), len(values) if most is None else min(most, len(values))
@@ -98,15 +98,15 @@ def _all_apart(kinds: list[Schema], overlap: Overlap) -> bool:
 
 def _values(schema: Schema) -> list[Any] | None:
     """All values that a schema allows, if they are few and of simple types."""
-    values = values_of(schema)
+    values = list_values(schema)
     if values is None and isinstance(schema, dict):
         kinds: dict[str, list[Any]] = {"boolean": [True, False], "null": [None]}
         values = kinds.get(str(schema.get("type")))
-    if values is None or any(type_of(value) in ("array", "object") for value in values):
+    if values is None or any(name_type(value) in ("array", "object") for value in values):
         return None
     different: list[Any] = []
     for value in values:
-        if not any(same(value, other) for other in different):
+        if not any(are_equal(value, other) for other in different):
             different.append(value)
     return different
 
@@ -252,7 +252,7 @@ class Unevaluated:
         groups = [[_own(schema)]]
         groups += [self.ways(part, depth - 1) for part in schema.get("allOf", [])]
         if "$ref" in schema:
-            target = dereferenced(self.root, {"$ref": schema["$ref"]}, self.place)
+            target = dereference(self.root, {"$ref": schema["$ref"]}, self.place)
             groups.append(self.ways(target, depth - 1))
         for key in ("anyOf", "oneOf"):
             if key in schema:

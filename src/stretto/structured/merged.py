@@ -14,11 +14,11 @@ from math import prod
 from typing import Any
 
 from stretto.structured.automata import limited_work
-from stretto.structured.negation import about
+from stretto.structured.negation import list_parts
 from stretto.structured.overlap import Overlap
-from stretto.structured.patterns import only
+from stretto.structured.patterns import match_only
 from stretto.structured.places import ANNOTATIONS, LISTS, MAPS, SINGLE, NotExpressible, Schema, resolve
-from stretto.structured.regular import apart, matches, region
+from stretto.structured.regular import matches, region, separate_patterns
 from stretto.structured.workers import check_budget
 
 MAX_DEFINITIONS = 1_000
@@ -30,11 +30,11 @@ _ARRAY = ("prefixItems", "items")
 Flat = list[dict[str, Any]]  # schemas for one value, without choices and references
 
 
-def merged(schema: Schema) -> Schema | None:
+def merge_schemas(schema: Schema) -> Schema | None:
     """A schema for the same values whose references have nothing beside them; None if it is too large.
 
     >>> node = {"properties": {"next": {"$ref": "#/$defs/node"}}, "type": "object"}
-    >>> made = merged({"$ref": "#/$defs/node", "$defs": {"node": node}, "required": ["next"]})
+    >>> made = merge_schemas({"$ref": "#/$defs/node", "$defs": {"node": node}, "required": ["next"]})
     >>> sorted(made["$defs"]), made["$ref"]
     (['stretto:0', 'stretto:1'], '#/$defs/stretto:0')
     """
@@ -153,13 +153,13 @@ class _Merger:
         out: dict[str, Any] = {}
         if names:
             out["properties"] = {
-                name: self._reference([part for one in members for part in about(one, name)])
+                name: self._reference([part for one in members for part in list_parts(one, name)])
                 for name in names
             }
         if patterns:
             out["patternProperties"] = {
                 other: self._reference([part for one in members for part in _inside(one, inside)])
-                for pattern, inside in apart(patterns, "#").items()
+                for pattern, inside in separate_patterns(patterns, "#").items()
                 if (other := _beside(pattern, names)) is not None
             }
         others = [one["additionalProperties"] for one in members if "additionalProperties" in one]
@@ -231,7 +231,7 @@ def _inside(schema: dict[str, Any], patterns: list[Any]) -> list[Schema]:
 
 def _beside(pattern: str, names: Iterable[str]) -> str | None:
     """A pattern for what another one matches but some names: the parser would merge the schemas of both."""
-    found = [only(name) for name in names if matches(pattern, name, "#")]
+    found = [match_only(name) for name in names if matches(pattern, name, "#")]
     return region([pattern], found, "#") if found else pattern
 
 
@@ -262,10 +262,10 @@ MAX_SCHEMAS = 5_000  # after inlining
 _MERGED = ("allOf", "anyOf")
 
 
-def inlined(schema: Schema) -> Schema | None:
+def inline_references(schema: Schema) -> Schema | None:
     """A schema whose references have nothing beside them; None if there is no such one, or a large one only.
 
-    >>> inlined({"$ref": "#/$defs/a", "minimum": 1, "$defs": {"a": {"type": "integer"}}})["allOf"]
+    >>> inline_references({"$ref": "#/$defs/a", "minimum": 1, "$defs": {"a": {"type": "integer"}}})["allOf"]
     [{'type': 'integer'}]
     """
     if not isinstance(schema, dict) or not isinstance(schema.get("$defs", {}), dict):

@@ -8,10 +8,10 @@ from itertools import chain, combinations
 from math import inf
 from typing import Any
 
-from stretto.structured.overlap import TYPES, types_of
-from stretto.structured.patterns import only
-from stretto.structured.places import NotExpressible, Schema, dereferenced
-from stretto.structured.regular import matches, region, texts_of
+from stretto.structured.overlap import TYPES, list_types
+from stretto.structured.patterns import match_only
+from stretto.structured.places import NotExpressible, Schema, dereference
+from stretto.structured.regular import find_texts, matches, region
 
 # What is known of the values for which the opposite of a JSON schema is used.
 
@@ -74,7 +74,7 @@ _NAME_KEYWORDS = frozenset(_NAME_KEYWORDS_WORDS.split())
 
 def property_names(schema: Schema, root: Schema, place: str) -> list[Schema]:
     """What `propertyNames` asks for: a closed object that has only some names."""
-    schema = dereferenced(root, schema, place)
+    schema = dereference(root, schema, place)
     if isinstance(schema, bool):
         return [] if schema else [{"additionalProperties": False}]
     for key in ("allOf",):
@@ -92,7 +92,7 @@ def property_names(schema: Schema, root: Schema, place: str) -> list[Schema]:
         return [*property_names(rest or True, root, place), *_other_names(inner, f"{place}/not")]
     if unknown := schema.keys() - _NAME_KEYWORDS - {"$comment", "default", "examples"}:
         raise NotExpressible(f"{place}/{sorted(unknown)[0]}", "this keyword is not supported for names")
-    if "string" not in types_of(schema):
+    if "string" not in list_types(schema):
         return [{"additionalProperties": False}]
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     patterns = [f"^[\\s\\S]{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}$"]
@@ -125,7 +125,7 @@ def _other_names(members: list[Schema], place: str) -> list[Schema]:
         if not isinstance(member, dict):
             raise NotExpressible(place, "this choice of names is not supported")
         names, patterns = member.get("properties", {}), member.get("patternProperties", {})
-        others = region([], [*patterns, *map(only, names)], place)
+        others = region([], [*patterns, *map(match_only, names)], place)
         allowed = {} if others is None else {"patternProperties": {others: True}}
         found.append({**allowed, "additionalProperties": False})
     return found if len(found) == 1 else _any_names(found or [{"additionalProperties": False}], place)
@@ -149,12 +149,12 @@ def with_match(pattern: str, part: Schema, known: Known, place: str) -> list[Sch
         return found
     if part is True and any(matches(pattern, name, place) for name in known.required):
         return [{"type": "object"}]
-    names = texts_of([pattern], [only(name) for name in sorted(told)], MAX_NAMES, place)
+    names = find_texts([pattern], [match_only(name) for name in sorted(told)], MAX_NAMES, place)
     if names is not None:
         return [*found, *(with_property(name, part) for name in names)]
     if known.most is not None and known.most <= len(known.required) + 1:
         return found + _with_others(pattern, part, [], known, place)
-    unmatched = texts_of([], [pattern], MAX_OPTIONAL, place) if part is True else None
+    unmatched = find_texts([], [pattern], MAX_OPTIONAL, place) if part is True else None
     optional = [name for name in unmatched or () if name not in known.required]
     if unmatched is not None and (len(optional) <= 2 or not known.is_choice):
         return found + _with_others(pattern, part, optional, known, place)
@@ -173,7 +173,7 @@ def _with_others(pattern: str, part: Schema, optional: list[str], known: Known, 
     They fit `part`. Of the names that are optional, each subset is a case of its own.
     """
     told = known.listed | known.required
-    others = region([pattern], [only(name) for name in sorted(told)], place)
+    others = region([pattern], [match_only(name) for name in sorted(told)], place)
     if others is None:
         return []
     found: list[Schema] = []

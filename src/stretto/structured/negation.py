@@ -15,9 +15,9 @@ from typing import Any
 
 from stretto.structured.formats import TOO_WIDE, WIDE
 from stretto.structured.names import ANY, TYPE_OF_KEYWORD, Known, property_names, with_match, with_property
-from stretto.structured.overlap import TYPES, Overlap, property_schemas, same, type_of, values_of
-from stretto.structured.patterns import only, other_texts
-from stretto.structured.places import NotExpressible, Schema, dereferenced, escaped, is_old, modern_items
+from stretto.structured.overlap import TYPES, Overlap, are_equal, list_values, name_type, property_schemas
+from stretto.structured.patterns import match_only, other_texts
+from stretto.structured.places import NotExpressible, Schema, dereference, escape_key, is_old, modern_items
 from stretto.structured.regular import complement, matches, region
 from stretto.structured.workers import check_budget
 
@@ -64,7 +64,7 @@ class Negation:
             raise NotExpressible(place, "the opposite of a schema that refers to itself is not supported")
         self._references.append(reference)
         try:
-            return self._negated(dereferenced(self._root, schema, place), place, known, depth)
+            return self._negated(dereference(self._root, schema, place), place, known, depth)
         finally:
             self._references.pop()
 
@@ -79,7 +79,7 @@ class Negation:
         branches: list[Schema] = []
         for key, value in schema.items():
             if known.looks(key):
-                here = f"{place}/{escaped(key)}"
+                here = f"{place}/{escape_key(key)}"
                 branches += self._opposites(key, value, schema, here, known, depth - 1)
         return either(branches)
 
@@ -164,7 +164,9 @@ class Negation:
                 lacking = [other for other in needed if other != name]
                 found += [both([present, {"properties": {other: False}}]) for other in lacking]
             else:
-                found.append(both([present, self.negate(needed, f"{place}/{escaped(name)}", known, depth)]))
+                found.append(
+                    both([present, self.negate(needed, f"{place}/{escape_key(name)}", known, depth)])
+                )
         return found
 
     def _other_properties(
@@ -180,7 +182,7 @@ class Negation:
             if is_unlikely and known.is_brief:
                 continue
             try:
-                opposite = self.negate(part, f"{place}/{escaped(name)}", ANY, depth)
+                opposite = self.negate(part, f"{place}/{escape_key(name)}", ANY, depth)
             except NotExpressible:
                 if not is_unlikely:
                     raise
@@ -194,7 +196,7 @@ class Negation:
         patterns: dict[str, list[str]] = {}  # of the names for which the same values are wrong
         opposites: dict[str, Schema] = {}
         for pattern, part in parts.items():
-            opposite = self.negate(part, f"{place}/{escaped(pattern)}", ANY, depth)
+            opposite = self.negate(part, f"{place}/{escape_key(pattern)}", ANY, depth)
             opposites[key := json.dumps(opposite)] = opposite
             patterns.setdefault(key, []).append(pattern)
         rest = schema.get("additionalProperties", True)
@@ -205,7 +207,10 @@ class Negation:
             return self._matching(patterns, opposites, known, place) + [
                 with_property(name, opposite) for name in left
             ]
-        if opposite is not False and (found := region([], [*parts, *map(only, listed)], place)) is not None:
+        if (
+            opposite is not False
+            and (found := region([], [*parts, *map(match_only, listed)], place)) is not None
+        ):
             opposites[key := json.dumps(opposite)] = opposite
             patterns.setdefault(key, []).append(found)
         return self._matching(patterns, opposites, known, place)
@@ -246,21 +251,21 @@ class Negation:
     def _other_values(self, values: list[Any], place: str, depth: int) -> list[Schema]:
         if len(values) > MAX_VALUES:
             raise NotExpressible(place, f"the opposite of more than {MAX_VALUES} values is not supported")
-        kinds = {type_of(value) for value in values}
+        kinds = {name_type(value) for value in values}
         found: list[Schema] = []
         if others := [name for name in TYPES if name not in kinds]:
             found.append({"type": others})
         if "boolean" in kinds:
-            left = [flag for flag in (True, False) if not any(same(flag, value) for value in values)]
+            left = [flag for flag in (True, False) if not any(are_equal(flag, value) for value in values)]
             found += [{"const": flag} for flag in left]
         if "number" in kinds:
-            found += _other_numbers(value for value in values if type_of(value) == "number")
+            found += _other_numbers(value for value in values if name_type(value) == "number")
         if "string" in kinds:
             texts = [value for value in values if isinstance(value, str)]
             found.append({"type": "string", "pattern": f"^{other_texts(texts)}$"})
         for name in ("array", "object"):
             if name in kinds:
-                apart = [_spelled_out(value) for value in values if type_of(value) == name]
+                apart = [_spelled_out(value) for value in values if name_type(value) == name]
                 opposites = [self.negate(part, place, ANY, depth) for part in apart]
                 found += cases(both(opposites))
         return found
@@ -297,7 +302,7 @@ def _unwanted_names(schema: Schema) -> list[str] | None:
     inner = schema.get("not") if isinstance(schema, dict) and len(schema) == 1 else None
     if not isinstance(inner, dict) or not inner.keys() <= {"const", "enum"}:
         return None
-    values = values_of(inner)
+    values = list_values(inner)
     return None if values is None else [value for value in values if isinstance(value, str)]
 
 
@@ -362,14 +367,14 @@ MAX_NARROWED_DEPTH = 8
 _OBJECT_KEYWORDS = ("properties", "patternProperties", "additionalProperties")
 
 
-def narrowed(schema: Schema, fits: list[Schema], root: Schema, overlap: Overlap, depth: int = 0) -> Schema:
+def narrow(schema: Schema, fits: list[Schema], root: Schema, overlap: Overlap, depth: int = 0) -> Schema:
     """A schema that says the same as another of values that fit all of `fits`, and anything of others.
 
     >>> number, text = {"type": "number"}, {"type": "string", "minLength": 2}
-    >>> narrowed({"oneOf": [number, text]}, [{"type": "string"}], {}, Overlap({}))
+    >>> narrow({"oneOf": [number, text]}, [{"type": "string"}], {}, Overlap({}))
     {'oneOf': [{'type': 'string', 'minLength': 2}]}
     """
-    schema = dereferenced(root, schema)
+    schema = dereference(root, schema)
     if isinstance(schema, bool) or depth > MAX_NARROWED_DEPTH:
         return schema
     out = dict(schema)
@@ -380,7 +385,7 @@ def narrowed(schema: Schema, fits: list[Schema], root: Schema, overlap: Overlap,
                 return False
     for key in ("allOf", "anyOf", "oneOf"):
         if isinstance(out.get(key), list):
-            out[key] = [narrowed(part, fits, root, overlap, depth + 1) for part in out[key]]
+            out[key] = [narrow(part, fits, root, overlap, depth + 1) for part in out[key]]
     names = overlap.names(fits)
     members = overlap.members(fits)
     if names is None or not members or len(names) > MAX_NAMES or not schema.keys() & set(_OBJECT_KEYWORDS):
@@ -390,13 +395,13 @@ def narrowed(schema: Schema, fits: list[Schema], root: Schema, overlap: Overlap,
     parts: dict[str, Schema] = {}
     for name in sorted(names):
         known = [part for member in members for part in property_schemas(member, name)]
-        own = [narrowed(part, known, root, overlap, depth + 1) for part in about(schema, name)]
+        own = [narrow(part, known, root, overlap, depth + 1) for part in list_parts(schema, name)]
         if (part := both(own)) is not True:
             parts[name] = part
     return {**out, "properties": parts}
 
 
-def about(schema: dict[str, Any], name: str) -> list[Schema]:
+def list_parts(schema: dict[str, Any], name: str) -> list[Schema]:
     """The schemas of a property."""
     found = [schema["properties"][name]] if name in schema.get("properties", {}) else []
     patterns = schema.get("patternProperties", {})

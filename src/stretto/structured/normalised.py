@@ -23,13 +23,13 @@ from stretto.structured.places import (
     SINGLE,
     NotExpressible,
     Schema,
-    escaped,
+    escape_key,
     is_old,
     knows_prefix_items,
-    refused,
-    replace_within,
+    replace_parts,
     resolve,
-    within,
+    schema_error,
+    walk_parts,
 )
 from stretto.structured.scopes import Scopes
 
@@ -46,10 +46,10 @@ _COUNTED = ("Length", "Items", "Properties", "Contains")
 _COUNTS = frozenset(f"{end}{what}" for end in ("min", "max") for what in _COUNTED)
 
 
-def normalised(schema: Schema, documents: Mapping[str, Any] | None = None) -> Schema:
+def normalise_schema(schema: Schema, documents: Mapping[str, Any] | None = None) -> Schema:
     """A schema in which all references that lead into it, or to `documents`, are pointers from its root.
 
-    >>> normalised({"$ref": "https://a.org/b"}, {"https://a.org/b": {"type": "null"}})
+    >>> normalise_schema({"$ref": "https://a.org/b"}, {"https://a.org/b": {"type": "null"}})
     {'$ref': '#/$defs/stretto:f0', '$defs': {'stretto:f0': {'type': 'null'}}}
     """
     try:
@@ -57,7 +57,7 @@ def normalised(schema: Schema, documents: Mapping[str, Any] | None = None) -> Sc
         made: Schema = resources.with_copies(resources.rewritten())
         return made
     except NotExpressible as error:
-        raise refused(error.place, error.reason) from None
+        raise schema_error(error.place, error.reason) from None
 
 
 class _Resources:
@@ -131,7 +131,7 @@ class _Resources:
                     self._dynamic.setdefault(resource, {})[name] = place
         if self._is_old and str(schema.get("$id", "")).startswith("#"):
             self._add(base + schema["$id"], place)
-        for _, _, inner, at in within(schema, place):
+        for _, _, inner, at in walk_parts(schema, place):
             self._note(inner, base, at, resource)
 
     def _add(self, uri: str, place: str) -> None:
@@ -169,7 +169,7 @@ class _Resources:
                 out[key] = int(value)
             elif key not in _VALUES and base and self._places.get(base) and _is_unknown(key, value):
                 raise NotExpressible(
-                    f"#{place}/{escaped(key)}", "a reference under a keyword that is unknown"
+                    f"#{place}/{escape_key(key)}", "a reference under a keyword that is unknown"
                 )
         if isinstance(schema.get("$ref"), str):
             out["$ref"] = _legal(self._pointer(schema["$ref"], base, place))
@@ -182,7 +182,7 @@ class _Resources:
                 out["allOf"] = [*out.get("allOf", []), {"$ref": target}]
             else:
                 out["$ref"] = target
-        replace_within(out, place, lambda inner, at: self.rewrite(inner, base, at))
+        replace_parts(out, place, lambda inner, at: self.rewrite(inner, base, at))
         return out
 
     def _pointer(self, reference: str, base: str, at: str) -> str:
@@ -268,10 +268,10 @@ def _quoted(place: str) -> str:
 # References to schemas in places where a schema has none, such as under a keyword that is unknown.
 
 
-def gathered(root: Schema) -> Schema:
+def gather_strays(root: Schema) -> Schema:
     """A schema whose references lead to places of schemas: what stands elsewhere is copied to `$defs`.
 
-    >>> made = gathered({"$ref": "#/kinds/a", "kinds": {"a": {"type": "null"}}})
+    >>> made = gather_strays({"$ref": "#/kinds/a", "kinds": {"a": {"type": "null"}}})
     >>> made["$ref"], made["$defs"]
     ('#/$defs/kinds~1a', {'kinds/a': {'type': 'null'}})
     """
@@ -301,7 +301,7 @@ class _Strays:
             return schema
         out = dict(schema)
         if isinstance(reference := schema.get("$ref"), str) and self._is_stray(reference):
-            out["$ref"] = f"#/$defs/{escaped(self._name(reference))}"
+            out["$ref"] = f"#/$defs/{escape_key(self._name(reference))}"
         for key, value in schema.items():
             if key in MAPS and isinstance(value, dict):
                 out[key] = {name: self.rewrite(part) for name, part in value.items()}
@@ -345,10 +345,10 @@ class _Strays:
 MAX_DEPTH = 100  # of brackets, before a schema is moved
 
 
-def shallow(root: Schema) -> Schema:
+def move_deep_parts(root: Schema) -> Schema:
     """A schema whose deep parts stand in `$defs`; itself if there are none.
 
-    >>> shallow({"items": {"items": True}})
+    >>> move_deep_parts({"items": {"items": True}})
     {'items': {'items': True}}
     """
     own = root.get("$defs", {}) if isinstance(root, dict) else None

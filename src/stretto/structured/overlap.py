@@ -8,8 +8,8 @@ from math import inf, prod
 from typing import Any
 
 from stretto.structured.formats import APART, WIDE
-from stretto.structured.patterns import only
-from stretto.structured.places import NotExpressible, Schema, dereferenced
+from stretto.structured.patterns import match_only
+from stretto.structured.places import NotExpressible, Schema, dereference
 from stretto.structured.regular import disjoint, matches, nothing_common
 from stretto.structured.workers import check_budget
 
@@ -21,7 +21,7 @@ MAX_COMBINED = 64  # branches of several choices, each with each
 _CHOICES = ("anyOf", "oneOf")
 
 
-def type_of(value: Any) -> str:
+def name_type(value: Any) -> str:
     """The JSON type of a value; integers are numbers."""
     if value is None:
         return "null"
@@ -31,18 +31,18 @@ def type_of(value: Any) -> str:
     return kinds[type(value)]
 
 
-def same(left: Any, right: Any) -> bool:
+def are_equal(left: Any, right: Any) -> bool:
     """Whether two JSON values are equal: 1 and 1.0 are, 1 and true are not."""
-    if type_of(left) != type_of(right):
+    if name_type(left) != name_type(right):
         return False
     if isinstance(left, list):
-        return len(left) == len(right) and all(map(same, left, right))
+        return len(left) == len(right) and all(map(are_equal, left, right))
     if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+        return left.keys() == right.keys() and all(are_equal(left[key], right[key]) for key in left)
     return bool(left == right)
 
 
-def values_of(schema: Schema) -> list[Any] | None:
+def list_values(schema: Schema) -> list[Any] | None:
     """The values of a schema's `const` or `enum`; None without."""
     if isinstance(schema, dict) and "const" in schema:
         return [schema["const"]]
@@ -52,15 +52,15 @@ def values_of(schema: Schema) -> list[Any] | None:
     return None
 
 
-def types_of(schema: Schema) -> frozenset[str]:
+def list_types(schema: Schema) -> frozenset[str]:
     """The types that a schema's own `type`, `const` and `enum` allow."""
     if isinstance(schema, bool):
         return frozenset(TYPES) if schema else frozenset()
     given = schema.get("type", list(TYPES))
     names = [given] if isinstance(given, str) else given
     types = frozenset("number" if name == "integer" else str(name) for name in names)
-    values = values_of(schema)
-    return types if values is None else types & {type_of(value) for value in values}
+    values = list_values(schema)
+    return types if values is None else types & {name_type(value) for value in values}
 
 
 class Overlap:
@@ -87,7 +87,7 @@ class Overlap:
             return every
         if not members:
             return every if members is not None else frozenset()
-        found = every.intersection(*map(types_of, members))
+        found = every.intersection(*map(list_types, members))
         found = frozenset(name for name in found if not self._apart_as(name, members, depth))
         plain = [{key: value for key, value in one.items() if key not in _CHOICES} for one in members]
         choices = [one[key] for one in members for key in _CHOICES if isinstance(one.get(key), list)]
@@ -104,7 +104,7 @@ class Overlap:
         members: list[dict[str, Any]] = []
         stack = list(parts)
         while stack:
-            one = dereferenced(self._root, stack.pop())
+            one = dereference(self._root, stack.pop())
             if one is False:
                 return None
             if isinstance(one, dict):
@@ -166,7 +166,7 @@ class Overlap:
     def _own(self, schema: Schema) -> frozenset[str]:
         """The types that a schema's own keywords allow."""
         try:
-            return types_of(dereferenced(self._root, schema))
+            return list_types(dereference(self._root, schema))
         except NotExpressible:
             return frozenset(TYPES)
 
@@ -181,11 +181,12 @@ class Overlap:
 
     def _apart_as(self, name: str, members: list[dict[str, Any]], depth: int) -> bool:
         """Whether no value of one type fits all of some schemas."""
-        given = [values for one in members if (values := values_of(one)) is not None]
+        given = [values for one in members if (values := list_values(one)) is not None]
         if given:
             others = given[1:]
             return not any(
-                type_of(value) == name and all(any(same(value, item) for item in values) for values in others)
+                name_type(value) == name
+                and all(any(are_equal(value, item) for item in values) for values in others)
                 for value in given[0]
             )
         if name == "number":
@@ -221,7 +222,7 @@ class Overlap:
 
 def _keys_of(schema: dict[str, Any]) -> list[frozenset[str]] | None:
     """The names of the objects among the values of a `const` or `enum`; None without."""
-    values = values_of(schema)
+    values = list_values(schema)
     return None if values is None else [frozenset(value) for value in values if isinstance(value, dict)]
 
 
@@ -231,7 +232,7 @@ def _names_apart(members: list[dict[str, Any]]) -> bool:
     if not closed or all(one.get("minProperties", 0) < 1 for one in members):
         return False
     return nothing_common(
-        [[*map(only, one.get("properties", {})), *one.get("patternProperties", {})] for one in closed]
+        [[*map(match_only, one.get("properties", {})), *one.get("patternProperties", {})] for one in closed]
     )
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from stretto.structured.places import MAPS, NotExpressible, escaped, refused
+from stretto.structured.places import MAPS, NotExpressible, escape_key, schema_error
 
 SPACES = r"\t\n\x0B\x0C\r \xA0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000\uFEFF"
 _OTHERS = (  # all but these
@@ -102,7 +102,7 @@ def with_ecma_patterns(schema: Any) -> Any:
     try:
         return with_patterns(schema, ecma_pattern)
     except NotExpressible as error:
-        raise refused(error.place, error.reason) from None
+        raise schema_error(error.place, error.reason) from None
 
 
 def with_patterns(schema: Any, change: Callable[[str, str], str], place: str = "#") -> Any:
@@ -116,7 +116,7 @@ def with_patterns(schema: Any, change: Callable[[str, str], str], place: str = "
         return schema
     out: dict[str, Any] = {}
     for key, value in schema.items():
-        here = f"{place}/{escaped(key)}"
+        here = f"{place}/{escape_key(key)}"
         if key == "pattern" and isinstance(value, str):
             out[key] = change(value, here)
         elif key in MAPS and isinstance(value, dict):
@@ -129,7 +129,7 @@ def with_patterns(schema: Any, change: Callable[[str, str], str], place: str = "
 def _with_names(key: str, parts: dict[str, Any], change: Callable[[str, str], str], place: str) -> Any:
     found: dict[str, Any] = {}
     for name, part in parts.items():
-        here = f"{place}/{escaped(name)}"
+        here = f"{place}/{escape_key(name)}"
         made = with_patterns(part, change, here)
         name = change(name, here) if key == "patternProperties" else name
         found[name] = {"allOf": [found[name], made]} if name in found else made
@@ -148,7 +148,7 @@ def other_texts(texts: Iterable[str]) -> str:
     return _beside(sorted(set(texts)), 0)
 
 
-def only(text: str) -> str:
+def match_only(text: str) -> str:
     """A regular expression for one text and no other."""
     return f"^{''.join(map(_literal, text))}$"
 

@@ -38,7 +38,7 @@ class NotExpressible(Exception):
         self.place, self.reason = place, reason
 
 
-def escaped(key: str) -> str:
+def escape_key(key: str) -> str:
     """A key as a part of a JSON pointer."""
     return key.replace("~", "~0").replace("/", "~1")
 
@@ -61,7 +61,7 @@ def resolve(root: Schema, reference: str) -> Schema | None:
     return value if isinstance(value, (dict, bool)) else None
 
 
-def dereferenced(root: Schema, schema: Schema, place: str = "#") -> Schema:
+def dereference(root: Schema, schema: Schema, place: str = "#") -> Schema:
     """A schema whose own `$ref` is replaced by what it leads to, with the keywords beside it kept."""
     for _ in range(MAX_REFERENCES):
         if not isinstance(schema, dict) or not isinstance(reference := schema.get("$ref"), str):
@@ -104,21 +104,21 @@ def walk_references(schema: Any) -> Iterator[str]:
             stack += value
 
 
-def within(schema: dict[str, Any], place: str) -> Iterator[tuple[str, Any, Any, str]]:
+def walk_parts(schema: dict[str, Any], place: str) -> Iterator[tuple[str, Any, Any, str]]:
     """The schemas right within one: the keyword, the name or index under it, the schema, and its place."""
     for key, value in schema.items():
-        here = f"{place}/{escaped(key)}"
+        here = f"{place}/{escape_key(key)}"
         if key in SINGLE and isinstance(value, dict):
             yield key, None, value, here
         elif (key in LISTS or key == "items") and isinstance(value, list):
             yield from ((key, i, part, f"{here}/{i}") for i, part in enumerate(value))
         elif key in MAPS and isinstance(value, dict):
-            yield from ((key, name, part, f"{here}/{escaped(name)}") for name, part in value.items())
+            yield from ((key, name, part, f"{here}/{escape_key(name)}") for name, part in value.items())
 
 
-def replace_within(schema: dict[str, Any], place: str, make: Callable[[Any, str], Any]) -> None:
+def replace_parts(schema: dict[str, Any], place: str, make: Callable[[Any, str], Any]) -> None:
     """Replace the schemas right within one by what `make` makes of each and its place."""
-    for key, name, inner, at in list(within(schema, place)):
+    for key, name, inner, at in list(walk_parts(schema, place)):
         made = make(inner, at)
         if name is None:
             schema[key] = made
@@ -139,6 +139,6 @@ def modern_items(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def refused(place: str, reason: str) -> InvalidGrammar:
+def schema_error(place: str, reason: str) -> InvalidGrammar:
     """The error of a schema that cannot be used because of the part at `place`."""
     return InvalidGrammar(f"the JSON schema at {place}: {reason}", param="schema", value=place)

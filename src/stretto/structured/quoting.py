@@ -11,7 +11,7 @@ import json
 import re
 from typing import Any
 
-from stretto.structured.automata import Ranges, class_of, ranges
+from stretto.structured.automata import Ranges, ranges, write_class
 from stretto.structured.patterns import TOKEN, other_texts, with_patterns
 from stretto.structured.places import LISTS, MAPS, SINGLE
 from stretto.structured.regular import class_ranges
@@ -28,14 +28,14 @@ def with_quotable_patterns(text: str) -> str:
     if not _PATTERN.search(text):
         return text
     schema: Any = json.loads(text)
-    made = with_patterns(schema, lambda pattern, _: quotable(pattern))
+    made = with_patterns(schema, lambda pattern, _: make_quotable(pattern))
     return text if made == schema else json.dumps(made, ensure_ascii=False)
 
 
-def quotable(pattern: str) -> str:
+def make_quotable(pattern: str) -> str:
     """A pattern in which classes that lack a quote or a backslash have no U+001F.
 
-    >>> quotable('^[^"]$'), quotable("^[^a]$")
+    >>> make_quotable('^[^"]$'), make_quotable("^[^a]$")
     ('^[^\\\\x1F\\\\x22]$', '^[^a]$')
     """
     pieces: list[str] = []
@@ -68,7 +68,7 @@ def _quotable_class(text: str) -> str:
         return text
     kept = [(low, min(high, _CODE - 1)) for low, high in found if low < _CODE]
     kept += [(max(low, _CODE + 1), high) for low, high in found if high > _CODE]
-    return class_of(ranges(kept)) if kept else _NOTHING
+    return write_class(ranges(kept)) if kept else _NOTHING
 
 
 def _has(given: Ranges, code: int) -> bool:

@@ -22,15 +22,15 @@ from stretto.structured.automata import (
     all_of,
     any_of,
     characters,
-    expression,
     has_text,
     is_empty,
+    list_texts,
     opposite,
     other,
     ranges,
     repeat,
-    texts,
     then,
+    write_expression,
 )
 from stretto.structured.patterns import SPACES
 from stretto.structured.places import NotExpressible, Schema
@@ -59,16 +59,16 @@ def region(inside: list[str], outside: list[str], place: str) -> str | None:
 
     def make() -> str | None:
         node = all_of([*map(_node, inside), *(opposite(_node(pattern)) for pattern in outside)])
-        return None if is_empty(node) else f"^(?:{expression(node)})$"
+        return None if is_empty(node) else f"^(?:{write_expression(node)})$"
 
     return _limited(make, place)
 
 
-def texts_of(inside: list[str], outside: list[str], most: int, place: str) -> list[str] | None:
+def find_texts(inside: list[str], outside: list[str], most: int, place: str) -> list[str] | None:
     """The texts that some patterns match and others do not; None if there are more than `most`."""
 
     def make() -> list[str] | None:
-        found = texts(all_of([*map(_node, inside), *(opposite(_node(one)) for one in outside)]), most)
+        found = list_texts(all_of([*map(_node, inside), *(opposite(_node(one)) for one in outside)]), most)
         # Half a character is none.
         return found if found is None else [text for text in found if _SURROGATE.search(text) is None]
 
@@ -98,7 +98,7 @@ def without_looking(pattern: str, place: str) -> str:
     return found
 
 
-def apart(parts: dict[str, Schema], place: str) -> dict[str, list[Schema]]:
+def separate_patterns(parts: dict[str, Schema], place: str) -> dict[str, list[Schema]]:
     """The schemas of `patternProperties`, by patterns of which no two match the same name."""
     patterns = list(parts)
     if all(disjoint([left, right]) for left, right in combinations(patterns, 2)):

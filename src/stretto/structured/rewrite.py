@@ -17,7 +17,7 @@ from stretto.structured.automata import limited_work
 from stretto.structured.formats import FORMATS, PATTERNS, STRICTER
 from stretto.structured.keywords import Unevaluated, contains, counts, dependencies, unique
 from stretto.structured.names import Known, property_names
-from stretto.structured.negation import Negation, both, cases, either, narrowed
+from stretto.structured.negation import Negation, both, cases, either, narrow
 from stretto.structured.overlap import TYPES, Overlap
 from stretto.structured.places import (
     LISTS,
@@ -25,13 +25,13 @@ from stretto.structured.places import (
     SINGLE,
     NotExpressible,
     Schema,
-    dereferenced,
-    escaped,
+    dereference,
+    escape_key,
     modern_items,
-    refused,
+    schema_error,
     walk_references,
 )
-from stretto.structured.regular import apart, without_looking
+from stretto.structured.regular import separate_patterns, without_looking
 from stretto.structured.unique import UNIQUE_KEY
 from stretto.structured.workers import check_budget
 
@@ -44,10 +44,10 @@ _SAME_LISTS = ("allOf", "anyOf", "oneOf")
 _SAME = frozenset({*_SAME_LISTS, "not", "if", "then", "else", "dependentSchemas", "dependencies"})
 
 
-def closed_objects(schema: Any) -> Any:
+def close_objects(schema: Any) -> Any:
     """A schema whose objects have only properties that are named, in it or in its branches.
 
-    >>> closed_objects({"properties": {"a": {}}})
+    >>> close_objects({"properties": {"a": {}}})
     {'properties': {'a': {}}, 'additionalProperties': False}
     """
     return _closed(schema, schema, is_part=False)
@@ -92,7 +92,7 @@ def _names(schema: Schema, root: Schema, depth: int) -> set[str] | None:
     parts += [part for part in schema.get("dependentSchemas", {}).values() if isinstance(part, dict)]
     if "$ref" in schema:
         try:
-            parts.append(dereferenced(root, {"$ref": schema["$ref"]}))
+            parts.append(dereference(root, {"$ref": schema["$ref"]}))
         except NotExpressible:
             return None
     for part in parts:
@@ -117,7 +117,7 @@ SPECIAL = frozenset(_SPECIAL_WORDS.split())
 _UNSUPPORTED = ("$dynamicRef", "$recursiveRef")
 
 
-def rewritten(schema: Schema, *, closed: bool = False, checks: bool = False) -> Schema:
+def rewrite_schema(schema: Schema, *, closed: bool = False, checks: bool = False) -> Schema:
     """A schema without the keywords that the parser lacks; raises `InvalidGrammar` at what cannot be said.
 
     With `closed`, objects have only properties that are named. With `checks`, arrays whose items must differ
@@ -126,12 +126,12 @@ def rewritten(schema: Schema, *, closed: bool = False, checks: bool = False) -> 
     rewriter = _Rewriter(schema, checks)
     try:
         with limited_work():
-            return rewriter.rewrite(closed_objects(schema) if closed else schema, "#")
+            return rewriter.rewrite(close_objects(schema) if closed else schema, "#")
     except NotExpressible as error:
-        raise refused(error.place, error.reason) from None
+        raise schema_error(error.place, error.reason) from None
     except (AttributeError, TypeError, KeyError, ValueError, IndexError):
         reason = "a keyword here, or a schema that it refers to, has a value of the wrong kind"
-        raise refused(rewriter.place, reason) from None
+        raise schema_error(rewriter.place, reason) from None
 
 
 class _Rewriter:
@@ -171,7 +171,7 @@ class _Rewriter:
         self, key: str, value: Any, place: str, depth: int, schema: dict[str, Any], given: Schema
     ) -> Any:
         """The value of a keyword of `schema`, with the schemas in it rewritten."""
-        here = f"{place}/{escaped(key)}"
+        here = f"{place}/{escape_key(key)}"
         if key in LISTS and isinstance(value, list):
             beside = self._beside(key, here, schema, given)
             return [self.rewrite(part, f"{here}/{i}", depth + 1, beside) for i, part in enumerate(value)]
@@ -179,7 +179,7 @@ class _Rewriter:
             return self.rewrite(value, here, depth + 1)
         if key in MAPS and isinstance(value, dict):
             return {
-                name: self.rewrite(part, f"{here}/{escaped(name)}", depth + 1)
+                name: self.rewrite(part, f"{here}/{escape_key(name)}", depth + 1)
                 if isinstance(part, (dict, bool))
                 else part
                 for name, part in value.items()
@@ -233,7 +233,7 @@ class _Rewriter:
         here = f"{place}/patternProperties"
         parts = {without_looking(name, here): part for name, part in parts.items()}
         if len(parts) > 1:
-            parts = {name: both(found) for name, found in apart(parts, here).items()}
+            parts = {name: both(found) for name, found in separate_patterns(parts, here).items()}
         rest["patternProperties"] = parts
 
     def _choices(self, rest: dict[str, Any], place: str, given: Schema) -> list[Schema]:
@@ -310,7 +310,7 @@ class _Rewriter:
             return self._negation.negate(branch, place, known)
         except NotExpressible:
             with suppress(NotExpressible):
-                brief = narrowed(branch, fits, self._root, self._overlap)
+                brief = narrow(branch, fits, self._root, self._overlap)
                 return self._negation.negate(brief, place, known)
             raise
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote, unquote
 
-from stretto.structured.places import NotExpressible, Schema, replace_within, resolve
+from stretto.structured.places import NotExpressible, Schema, replace_parts, resolve
 from stretto.structured.workers import check_budget
 
 MAX_DEFINITIONS = 1_000
@@ -61,7 +61,7 @@ class Scopes:
             target = unquote(schema["$dynamicRef"])[1:]
             reference = {"$ref": self._reference(dict(scope).get(self._names[target], target), scope)}
             out |= {"allOf": [*out.get("allOf", []), reference]} if "$ref" in out else reference
-        replace_within(out, place, lambda inner, at: self._schema(inner, at, scope))
+        replace_parts(out, place, lambda inner, at: self._schema(inner, at, scope))
         return out
 
     def _reference(self, place: str, scope: Scope) -> str:

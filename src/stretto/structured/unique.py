@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.structured.overlap import values_of
-from stretto.structured.places import NotExpressible, Schema, dereferenced
+from stretto.structured.overlap import list_values
+from stretto.structured.places import NotExpressible, Schema, dereference
 
 # Reads JSON as it is written, byte by byte, and says when an item of an array repeats an earlier one.
 
@@ -211,7 +211,7 @@ class Scanner:
             waiting += [*schema.get("allOf", []), *schema.get("anyOf", [])]
             if "$ref" in schema:
                 try:
-                    waiting.append(dereferenced(self.root, {"$ref": schema["$ref"]}))
+                    waiting.append(dereference(self.root, {"$ref": schema["$ref"]}))
                 except NotExpressible:
                     found.append({UNIQUE_KEY: True})  # not known: so items differ
         return found
@@ -229,11 +229,11 @@ class Scanner:
         return {json.dumps(value, ensure_ascii=False).encode(): canonical(value) for value in values}
 
     def _listed(self, schema: Schema, depth: int = 8) -> list[Any] | None:
-        if (values := values_of(schema)) is not None or isinstance(schema, bool) or depth == 0:
+        if (values := list_values(schema)) is not None or isinstance(schema, bool) or depth == 0:
             return values
         if "$ref" in schema:
             try:
-                return self._listed(dereferenced(self.root, schema), depth - 1)
+                return self._listed(dereference(self.root, schema), depth - 1)
             except NotExpressible:
                 return None
         parts = [self._listed(part, depth - 1) for part in schema.get("anyOf", [])]

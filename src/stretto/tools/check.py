@@ -11,7 +11,7 @@ from typing import Any
 
 from stretto.errors import InvalidRequest
 from stretto.structured.checks import check_schema
-from stretto.structured.rewrite import closed_objects
+from stretto.structured.rewrite import close_objects
 
 # Python functions as tools: their descriptions by their names, docstrings and types.
 
@@ -170,7 +170,7 @@ def _tool(tool: Any, where: str) -> Tool:
     try:
         schema = check_schema(_closed(parameters))
         if function.get("strict") is True:
-            schema = check_schema(closed_objects(json.loads(schema)))
+            schema = check_schema(close_objects(json.loads(schema)))
     except InvalidRequest as error:
         raise InvalidRequest(f"{where} ({name}): {error}", param=where) from None
     described = {"description": "", **function, "parameters": parameters}
