@@ -81,8 +81,13 @@ class InvalidRequest(StrettoError):
 
 
 def wrong_value(param: str, value: object, takes: str) -> InvalidRequest:
-    """The error for a `value` that `param` does not take; `takes` follows “must be”: "a number from 0 to 2"."""
+    """The error of a `value` that `param` does not take; `takes` follows “must be”: "a number from 0 on"."""
     return InvalidRequest(f"{param} must be {takes}, not {value!r:.100}", param=param, value=value)
+
+
+def param_error(param: str, reason: str, value: object = None) -> InvalidRequest:
+    """The error of a parameter: its name and the reason, with a remedy: "tools: none; give at least one"."""
+    return InvalidRequest(f"{param}: {reason}", param=param, value=value)
 
 
 class InvalidGrammar(InvalidRequest):
