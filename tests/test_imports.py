@@ -85,7 +85,7 @@ ALLOWED = {
         "text",
         "weights",
     },
-    "evaluation": {"backends.base", "llm", "text"},
+    "evaluation": {"backends.base", "llm", "text", "weights.hub"},
     "server.sockets": set(),
     "server": {
         "Grammar",
