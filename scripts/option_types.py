@@ -8,9 +8,8 @@ import json
 import sys
 
 from generated_files import ROOT, is_outdated, run
-from stretto.options.generating import BRANCHING, GENERATE, SAMPLING, TEMPLATE, TOOLS
+from stretto.options.generating import BRANCHING, GENERATE, PARALLEL, SAMPLING, TEMPLATE, TOOLS
 from stretto.options.option import Option, Table, without
-from stretto.options.parallel import PARALLEL
 from stretto.options.serving import LIMITS, SERVE
 
 HEAD = '''\

@@ -134,7 +134,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"stretto.{name}")
     if name not in _HOME:
-        from stretto.options.refusing import CALLS, no_attribute
+        from stretto.options.names import CALLS, no_attribute
 
         raise no_attribute("module 'stretto'", name, CALLS)
     value = getattr(import_module(_HOME[name]), name)

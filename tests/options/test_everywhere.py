@@ -9,10 +9,9 @@ from starlette.testclient import TestClient
 
 from stretto.cli import app
 from stretto.cli.options import TABLES
-from stretto.options.generating import OPTIONS
+from stretto.options.generating import OPTIONS, PARALLEL_OWN
 from stretto.options.loading import MACHINE
 from stretto.options.option import taken_by
-from stretto.options.parallel import OWN
 from stretto.server.app import create_app
 from stretto.server.settings import ModelEntry, Settings
 
@@ -96,7 +95,7 @@ def numbers(about):
 
 @pytest.mark.parametrize("name", sorted(GENERATING))
 def test_fields_end_where_the_options_end(schemas, name):
-    of_field = {other: one for one in (*OPTIONS, *OWN) for other in (one.name, *one.aka)}
+    of_field = {other: one for one in (*OPTIONS, *PARALLEL_OWN) for other in (one.name, *one.aka)}
     own = {"top_logprobs", "logprobs", "n_probs"}  # fewer alternatives are served than Python gives
     for field, about in schemas[name]["properties"].items():
         option = of_field.get(field)

@@ -9,8 +9,7 @@ from stretto.engine.params import request_params, sampling_params
 from stretto.errors import InvalidRequest
 from stretto.options.generating import CHAT, GENERATE
 from stretto.options.loading import LOAD
-from stretto.options.other_names import ADVICE, OURS, SAME, unknown_name
-from stretto.options.refusing import CALLS, METHODS, OF_TOKENIZERS
+from stretto.options.names import ADVICE, CALLS, METHODS, OF_TOKENIZERS, OURS, SAME, unknown_name
 from stretto.testing import mock_llm
 
 NAMES = [option.name for option in GENERATE]

@@ -11,7 +11,7 @@ import stretto
 from stretto.engine.branch import Branching
 from stretto.engine.options import Options
 from stretto.engine.params import NAMES, SAMPLING_NAMES, RequestParams
-from stretto.options import generating, loading, parallel
+from stretto.options import generating, loading
 from stretto.options.documenting import page
 from stretto.options.keywords import Keywords, ParallelOptions
 from stretto.parallel.options import ParallelParams
@@ -26,7 +26,7 @@ CALLS = [
     (stretto.LLM.astream, generating.STREAM),
     (stretto.LLM.chat, generating.CHAT),
     (stretto.LLM.achat, generating.CHAT),
-    (stretto.LLM.parallel, parallel.PARALLEL),
+    (stretto.LLM.parallel, generating.PARALLEL),
     (stretto.LLM.step, generating.SAMPLING),
     (stretto.Sequence.step, generating.SAMPLING),
     (stretto.sample, generating.SAMPLING),
@@ -46,7 +46,7 @@ def defaults_of(*classes):
 def test_the_tables_have_the_options_that_the_code_has_and_each_once():
     assert sorted(names(generating.GENERATE)) == sorted([*Keywords.__annotations__, "n"])
     assert tuple(names(generating.SAMPLING)) == SAMPLING_NAMES
-    assert sorted(names(parallel.PARALLEL)) == sorted([*ParallelOptions.__annotations__, "stream"])
+    assert sorted(names(generating.PARALLEL)) == sorted([*ParallelOptions.__annotations__, "stream"])
     assert names(loading.LOAD) == list(inspect.signature(stretto.load).parameters)[1:]
     for _, table in CALLS:
         assert len(set(names(table))) == len(table)
@@ -58,7 +58,7 @@ def test_the_tables_have_the_defaults_that_the_code_has():
     real |= {"loop": "auto", "adapter": None, "stop_tokens": ()}  # as they are given
     table = {option.name: option.default for option in generating.GENERATE}
     assert table == {name: real[name] for name in table}
-    assert {option.name: option.default for option in parallel.OWN} == defaults_of(ParallelParams)
+    assert {option.name: option.default for option in generating.PARALLEL_OWN} == defaults_of(ParallelParams)
     assert {option.name: option.default for option in loading.LOAD} == defaults_of(loading.LoadOptions)
     parameters = inspect.signature(stretto.load).parameters
     assert all(parameters[option.name].default == option.default for option in loading.LOAD)

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 from typer.core import TyperCommand, TyperGroup
 
 from stretto.errors import InvalidRequest
-from stretto.options.other_names import OURS
+from stretto.options.names import OURS
 
 WORDS = {"str": "TEXT", "int": "N", "float": "NUMBER", "path": "PATH", "file": "FILE", "directory": "FOLDER"}
 

@@ -13,12 +13,12 @@ import typer
 from stretto.cli import config_file
 from stretto.cli.completion import model_names
 from stretto.errors import InvalidRequest
-from stretto.options import generating, loading, parallel, serving
+from stretto.options import generating, loading, serving
 from stretto.options.option import Option, Table
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-TABLES = (*parallel.OWN, *generating.OPTIONS, *serving.FLAGS, *loading.LOAD)
+TABLES = (*generating.PARALLEL_OWN, *generating.OPTIONS, *serving.FLAGS, *loading.LOAD)
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
 
 DEFAULT_SHOWN = "stretto models --default"  # says which model this machine uses when none is named

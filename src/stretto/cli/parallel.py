@@ -9,8 +9,8 @@ import typer
 
 from stretto.cli import options as o
 from stretto.cli.completion import model_names
+from stretto.options.generating import PARALLEL
 from stretto.options.loading import MACHINE
-from stretto.options.parallel import PARALLEL
 
 
 @o.flags("parallel", max_tokens=0)

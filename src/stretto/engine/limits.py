@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from stretto.errors import InvalidRequest
-from stretto.options.refusing import refusing_unknown_fields
+from stretto.options.names import refusing_unknown_fields
 from stretto.sampling.params import check_integer, check_number
 
 PASS_TOKENS = 512  # in a forward pass, where a backend does not say how many it wants

@@ -16,8 +16,8 @@ from stretto.engine.types import Token
 from stretto.errors import InvalidRequest
 from stretto.hooks import NativeHook
 from stretto.options.generating import BY_NAME, GENERATE
-from stretto.options.other_names import unknown_name
-from stretto.options.other_values import value_remedy
+from stretto.options.names import unknown_name
+from stretto.options.option import value_remedy
 from stretto.sampling.params import SamplingParams, check_integer
 
 if TYPE_CHECKING:

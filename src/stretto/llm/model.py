@@ -36,8 +36,7 @@ from stretto.llm.scoring import Adapter, Scoring
 from stretto.llm.texts import Texts, is_list, new_runs
 from stretto.loading.choose import Route
 from stretto.options.documenting import documented
-from stretto.options.generating import CACHE_SALT, SAMPLING
-from stretto.options.parallel import PARALLEL
+from stretto.options.generating import CACHE_SALT, PARALLEL, SAMPLING
 from stretto.sampling.rng import RandomStream
 from stretto.text.reasoning import find_reasoning
 from stretto.text.template import ChatTemplate

@@ -19,7 +19,7 @@ from stretto.loading.open import OpenedModel, open_model
 from stretto.loading.resolve import Model, find_kind
 from stretto.options.documenting import documented
 from stretto.options.loading import LOAD, LoadOptions
-from stretto.options.refusing import check_model, refusing_unknown
+from stretto.options.names import check_model, refusing_unknown
 from stretto.text.loading import make_template, template_source
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from stretto.errors import InvalidRequest, Unsupported
-from stretto.options.refusing import METHODS, no_attribute
+from stretto.options.names import METHODS, no_attribute
 
 Self = TypeVar("Self", bound="Verbs")
 

@@ -9,10 +9,18 @@ from inspect import Parameter
 from textwrap import fill, indent
 from typing import Any, TypeVar
 
-from stretto.options.generating import BRANCHING, CONTEXT, CONTROL, LIMITS, OPTIONS, SAMPLING, TEMPLATE
+from stretto.options.generating import (
+    BRANCHING,
+    CONTEXT,
+    CONTROL,
+    LIMITS,
+    OPTIONS,
+    PARALLEL_OWN,
+    SAMPLING,
+    TEMPLATE,
+)
 from stretto.options.loading import LOAD
 from stretto.options.option import Option, Table
-from stretto.options.parallel import OWN
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -38,7 +46,7 @@ texts = [stream.result.text for stream in streams]
 llm.close()
 ```
 
-`python -m stretto.options` prints this page; `scripts/doc_reference.py` writes it, with links.
+`scripts/doc_reference.py` writes this page.
 """
 SECTIONS = (
     (
@@ -64,7 +72,7 @@ SECTIONS = (
         "Besides: `stream`, `tools`, `tool_choice` and `parallel_tool_calls`.",
         (TEMPLATE,),
     ),
-    ("`parallel`", "Besides: those above that end a text, and control it.", OWN),
+    ("`parallel`", "Besides: those above that end a text, and control it.", PARALLEL_OWN),
     ("`stretto.load`", "", LOAD),
 )
 

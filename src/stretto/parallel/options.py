@@ -13,10 +13,9 @@ from numpy.typing import ArrayLike
 from stretto.engine.params import RequestParams, check_combinations, check_parallel, request_params
 from stretto.errors import InvalidRequest
 from stretto.options.documenting import documented
+from stretto.options.generating import PARALLEL, PARALLEL_OWN
+from stretto.options.names import unknown_name
 from stretto.options.option import without
-from stretto.options.other_names import unknown_name
-from stretto.options.parallel import OWN as OWN_OPTIONS
-from stretto.options.parallel import PARALLEL
 from stretto.parallel.sets import Matrix
 from stretto.parallel.types import Member
 from stretto.sampling.params import check_number
@@ -92,7 +91,7 @@ class Bezier(_Checked):
 Mode = Literal["isolated", "visible"] | ArrayLike | Callable[[list[Member]], ArrayLike]
 
 
-@documented(OWN_OPTIONS)
+@documented(PARALLEL_OWN)
 @dataclass(frozen=True)
 class ParallelParams:
     """The options of a parallel run that ordinary requests do not have, checked."""
@@ -110,7 +109,7 @@ class ParallelParams:
     def __post_init__(self) -> None:
         if not callable(self.threshold):
             check_threshold(self.threshold)
-        for option in OWN_OPTIONS:
+        for option in PARALLEL_OWN:
             option.check(getattr(self, option.name))
         if isinstance(self.mode, str):
             if self.mode not in ("isolated", "visible"):

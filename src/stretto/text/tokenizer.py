@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from stretto.errors import InvalidRequest
-from stretto.options.refusing import OF_TOKENIZERS, no_attribute
+from stretto.options.names import OF_TOKENIZERS, no_attribute
 from stretto.text.detokenizer import Detokenizer
 from stretto.text.vocabulary import BYTE_TEXT, TokenType, Vocabulary
 

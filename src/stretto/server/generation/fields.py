@@ -9,9 +9,8 @@ from fastapi import Query
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
-from stretto.options.generating import OPTIONS
+from stretto.options.generating import OPTIONS, PARALLEL_OWN
 from stretto.options.option import taken_by
-from stretto.options.parallel import OWN
 
 Text = Annotated[str, Field(max_length=1 << 24)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
@@ -28,7 +27,7 @@ LABEL = "Accepted and only logged."
 NEUTRAL = "Accepted, and changes nothing here."
 
 
-OPTION = {option.name: option for option in (*OWN, *OPTIONS)}
+OPTION = {option.name: option for option in (*PARALLEL_OWN, *OPTIONS)}
 
 
 def within(name: str, **own: Any) -> Any:

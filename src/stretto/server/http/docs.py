@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from stretto.options.documenting import MEANINGS
-from stretto.options.parallel import OWN
+from stretto.options.generating import PARALLEL_OWN
 
 STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color:#222}"
@@ -244,7 +244,7 @@ OF_SCHEMAS = {
     "ToolUseBlock.id": "Id of the call, which its result names.",
     "UrlSource.url": "An http(s) URL, if the operator allows that.",
 }
-OF_SCHEMAS |= {f"ParallelRequest.{option.name}": option.meaning for option in OWN}
+OF_SCHEMAS |= {f"ParallelRequest.{option.name}": option.meaning for option in PARALLEL_OWN}
 
 PARAMETERS = {
     "cell": "Index of a cell.",

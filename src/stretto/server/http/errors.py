@@ -15,8 +15,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from stretto import errors
-from stretto.options.other_names import OURS
-from stretto.options.other_values import field_remedy
+from stretto.options.names import OURS
+from stretto.options.option import field_remedy
 from stretto.text.template import GENERATE_INSTEAD
 
 # Fields that other servers have, and what they are called here, for the errors about unknown ones.
