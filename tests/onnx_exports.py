@@ -3,10 +3,12 @@
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
-import onnxruntime
 
+from stretto.backends.onnx_session import open_session
 from stretto.cache.cells import Cells
 from stretto.export.decoder import build
 from stretto.text.bpe import ALPHABET
@@ -37,20 +39,19 @@ def with_vocabulary(name, path):
     return path
 
 
-def session_of(source):
-    """A session for a path or for the bytes of a model, on one thread and with exact kernels."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    options.add_session_config_entry("mlas.disable_kleidiai", "1")
-    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+def session_of(path):
+    """ONNX Runtime's session for the file of a model, as Stretto opens it, on one thread."""
+    return open_session(path, "cpu", 1).raw
 
 
 @cache
 def tiny_session(name, precision="f32", form="gqa"):
     """A tiny model, exported."""
     spec = replace(tiny_spec(name), context_length=N_CELLS)
-    return session_of(build(tiny_file(name), spec, precision, form).SerializeToString())
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        path.write_bytes(build(tiny_file(name), spec, precision, form).SerializeToString())
+        return session_of(path)
 
 
 def type_of(value):

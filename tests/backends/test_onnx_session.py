@@ -111,6 +111,131 @@ def test_a_merged_decoder_is_refused_where_the_runtime_would_end_the_process(pat
         onnx_session.require_merged(onnx_session.read_onnx(path))
 
 
+N_HEAD, SIZE, N_TOKENS = 2, 16, 6
+
+
+def attention(*, window=None, cap=0.0):
+    """The bytes of a graph of one attention over N_TOKENS, by GroupQueryAttention if it has a window."""
+    onnx = pytest.importorskip("onnx")
+    width = N_HEAD * SIZE
+
+    def value(name, kind="FLOAT", shape=(1, N_TOKENS, width)):
+        return onnx.helper.make_tensor_value_info(name, getattr(onnx.TensorProto, kind), shape)
+
+    inputs = [value(name) for name in "qkv"]
+    if window is None:
+        inputs.append(value("mask", "BOOL", (N_TOKENS, N_TOKENS)))
+        heads = {"q_num_heads": N_HEAD, "kv_num_heads": N_HEAD}
+        node = onnx.helper.make_node("Attention", ["q", "k", "v", "mask"], ["y"], softcap=cap, **heads)
+    else:
+        past = [value(name, shape=(1, N_HEAD, 0, SIZE)) for name in ("past_k", "past_v")]
+        inputs += [*past, value("last", "INT32", (1,)), value("total", "INT32", ())]
+        node = onnx.helper.make_node(
+            "GroupQueryAttention",
+            [each.name for each in inputs],
+            ["y", "new_k", "new_v"],
+            domain="com.microsoft",
+            num_heads=N_HEAD,
+            kv_num_heads=N_HEAD,
+            local_window_size=window,
+        )
+    graph = onnx.helper.make_graph([node], "attention", inputs, [value("y")])
+    versions = [onnx.helper.make_opsetid("", 23), onnx.helper.make_opsetid("com.microsoft", 1)]
+    return onnx.helper.make_model(graph, ir_version=11, opset_imports=versions).SerializeToString()
+
+
+def attend(path, window=N_TOKENS, cap=0.0):
+    """What a session answers, and what NumPy does: float32[N_TOKENS, N_HEAD, SIZE] each."""
+    rng = np.random.default_rng(0)
+    q, k, v = rng.normal(size=(3, N_TOKENS, N_HEAD, SIZE)).astype(np.float32)
+    back = np.arange(N_TOKENS)[:, None] - np.arange(N_TOKENS)
+    visible = (back >= 0) & (back < window)
+    feeds = {name: x.reshape(1, N_TOKENS, -1) for name, x in zip("qkv", (q, k, v), strict=True)}
+    past = np.zeros((1, N_HEAD, 0, SIZE), np.float32)
+    last, total = np.array([N_TOKENS - 1], np.int32), np.array(N_TOKENS, np.int32)
+    feeds |= {"mask": visible, "past_k": past, "past_v": past, "last": last, "total": total}
+    session = open_session(path, "cpu", 1)
+    found = session.run({name: feeds[name] for name in session.file.inputs}, ["y"])["y"]
+    scores = np.einsum("qhd,khd->hqk", q, k) / SIZE**0.5
+    scores = cap * np.tanh(scores / cap) if cap else scores
+    weights = np.exp(np.where(visible, scores, -np.inf))
+    expected = np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), v)
+    return found.reshape(expected.shape), expected
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_windows_have_as_many_tokens_as_the_file_says(path, window):
+    path.write_bytes(attention(window=window))
+    found, expected = attend(path, window)
+    assert np.abs(found - expected).max() < 1e-5
+
+
+def test_windows_are_given_one_token_less_to_a_runtime_that_adds_one(path, monkeypatch):
+    def answer(window, version):
+        path.write_bytes(attention(window=window))
+        monkeypatch.setattr(import_runtime(), "__version__", version)
+        return attend(path)[0]
+
+    assert np.array_equal(answer(4, "1.23.2"), answer(3, "1.24.4"))
+    assert not np.array_equal(answer(4, "1.23.2"), answer(4, "1.24.4"))
+
+
+@pytest.mark.parametrize("open_window", [False, True])
+def test_windows_in_functions_are_given_one_token_less_or_refused(path, monkeypatch, open_window):
+    onnx = pytest.importorskip("onnx")
+    model = onnx.ModelProto.FromString(attention(window=4))
+    node = model.graph.node[0]
+    inside = onnx.NodeProto.FromString(node.SerializeToString())
+    attribute = next(each for each in inside.attribute if each.name == "local_window_size")
+    if open_window:
+        attribute.ref_attr_name = "window"
+        attribute.ClearField("i")
+    function = onnx.helper.make_function(
+        "own", "Windowed", node.input, node.output, [inside], model.opset_import, ["window"]
+    )
+    del node.attribute[:]
+    node.op_type, node.domain = "Windowed", "own"
+    node.attribute.append(onnx.helper.make_attribute("window", 4))
+    model.opset_import.append(onnx.helper.make_opsetid("own", 1))
+    model.functions.append(function)
+    path.write_bytes(model.SerializeToString())
+    monkeypatch.setattr(import_runtime(), "__version__", "1.23.2")
+    if open_window:
+        with pytest.raises(Unsupported, match=r"local_window_size in a function, .* install 1\.24"):
+            open_session(path, "cpu")
+        return
+    found, _ = attend(path)
+    path.write_bytes(attention(window=3))
+    monkeypatch.setattr(import_runtime(), "__version__", "1.24.4")
+    assert np.array_equal(found, attend(path)[0])
+
+
+def test_capped_scores_are_right_or_refused_by_name(path):
+    path.write_bytes(attention(cap=2.0))
+    if onnx_session.runtime_version(import_runtime()) < onnx_session.RIGHT_CAPS:
+        with pytest.raises(Unsupported, match="Attention with softcap"):
+            attend(path)
+        return
+    found, expected = attend(path, cap=2.0)
+    assert np.abs(found - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize("version", ["1.23.2", "1.24.1", "1.26.0"])
+def test_capped_scores_are_refused_where_the_runtime_computes_them_wrongly(path, monkeypatch, version):
+    path.write_bytes(attention(cap=2.0))
+    monkeypatch.setattr(import_runtime(), "__version__", version)
+    with pytest.raises(
+        Unsupported, match=rf"softcap, which ONNX Runtime {version} computes wrongly; install 1\.27"
+    ):
+        open_session(path, "cpu")
+
+
+def test_scores_without_a_cap_are_right_on_every_runtime(path):
+    path.write_bytes(attention())
+    found, expected = attend(path)
+    assert np.abs(found - expected).max() < 1e-5
+
+
 class FallingBack:
     """A runtime that lists CUDA, and gives sessions without it, as with a missing driver."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from threading import Lock
@@ -33,6 +33,12 @@ EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 EXTRA = "pip install 'stretto[onnx]'"
 OLDEST, NEWEST = (1, 23), (1, 31)  # of ONNX Runtime that `make check-onnx` tests
 MERGED = (1, 24)  # the first one that opens merged decoders; before, some of them end the process
+RIGHT_WINDOWS = (
+    1,
+    24,
+)  # the first one whose windows have as many tokens as they say; before, they had one more
+RIGHT_CAPS = (1, 27)  # the first one whose Attention caps scores before it masks them
+WINDOW = "local_window_size"
 OPENVINO_TYPES = ("CPU", "GPU", "NPU")  # OpenVINO's own devices: "openvino:GPU"
 
 Array = NDArray[Any]
@@ -73,7 +79,7 @@ class Replacement:
     """A graph that was made from a checked file, opened in its place, and the library with its operators."""
 
     model: bytes
-    library: str
+    library: str = ""  # if it needs one
 
 
 def open_session(
@@ -101,6 +107,9 @@ def open_session(
     runtime = import_runtime()
     name, index = _parse_device(device)
     file = model if isinstance(model, OnnxFile) else read_onnx(model, limits)
+    _refuse_caps(file, runtime)
+    if runtime_version(runtime) < RIGHT_WINDOWS and _has_windows(file):
+        replacement = _shorten_windows(file, runtime, replacement)
     skipped: dict[str, str] = {}
     for candidate in AUTOMATIC if name == "auto" else (name,):
         try:
@@ -177,6 +186,60 @@ def require_merged(file: OnnxFile) -> None:
             f"{file.path.name} is a merged decoder, and ONNX Runtime {version} ends the process on such; "
             f"{_dotted(MERGED)} opens it (Python 3.11 and later): pip install --upgrade onnxruntime"
         )
+
+
+def _refuse_caps(file: OnnxFile, runtime: Any) -> None:
+    """Refuse capped scores where ONNX Runtime caps masked ones too, after which they are seen."""
+    capped = any(node.attributes.get("softcap", 0) != 0 for node in file.nodes("Attention"))
+    if capped and runtime_version(runtime) < RIGHT_CAPS:
+        raise _wrongly(file, runtime, "Attention with softcap", RIGHT_CAPS, ", or export the model again")
+
+
+def _has_windows(file: OnnxFile) -> bool:
+    """Whether any GroupQueryAttention has a window; one that a function's caller sets counts."""
+    return any(node.attributes.get(WINDOW, -1) != -1 for node in file.nodes("GroupQueryAttention"))
+
+
+def _shorten_windows(file: OnnxFile, runtime: Any, replacement: Replacement | None) -> Replacement:
+    """The graph with windows of one token less, which mean to an old ONNX Runtime what the file says."""
+    try:
+        import onnx
+    except ImportError as error:
+        raise Unsupported(f"windows of {file.path.name} need onnx: {EXTRA} ({error})") from error
+    if replacement is None:
+        model = onnx.load(str(file.path), load_external_data=False)
+    else:
+        model = onnx.ModelProto.FromString(replacement.model)
+    for graph in (model.graph, *model.functions):
+        for node in _every_node(graph.node):
+            for attribute in node.attribute:
+                if node.op_type != "GroupQueryAttention" or attribute.name != WINDOW:
+                    continue
+                if attribute.ref_attr_name:
+                    raise _wrongly(file, runtime, f"{WINDOW} in a function", RIGHT_WINDOWS)
+                attribute.i -= int(attribute.i > 0)
+    return Replacement(model.SerializeToString(), replacement.library if replacement is not None else "")
+
+
+def _every_node(nodes: Iterable[Any]) -> Iterator[Any]:
+    """Nodes of a graph, and those of its subgraphs."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _every_node(graph.node)
+
+
+def _wrongly(
+    file: OnnxFile, runtime: Any, what: str, right: tuple[int, int], remedy: str = ""
+) -> Unsupported:
+    """The error for a file with something that this ONNX Runtime computes wrongly."""
+    return Unsupported(
+        f"{file.path.name} uses {what}, which ONNX Runtime {runtime.__version__} computes wrongly; install "
+        f"{_dotted(right)} or newer (Python 3.11 or newer){remedy}",
+        param="model",
+        value=str(file.path),
+    )
 
 
 def _dotted(version: tuple[int, int]) -> str:
@@ -260,7 +323,8 @@ def _source(settings: Any, file: OnnxFile, replacement: Replacement | None) -> s
     if replacement is None:
         return str(file.path)
     try:
-        settings.register_custom_ops_library(replacement.library)
+        if replacement.library:
+            settings.register_custom_ops_library(replacement.library)
     except Exception as error:  # ONNX Runtime's exceptions have no common base
         raise _failure("ONNX Runtime cannot load our operators", error, file) from error
     settings.add_session_config_entry(EXTERNAL_FOLDER, str(file.path.parent))

@@ -12,12 +12,15 @@ only the new rows are written then, and nothing is copied.
 from __future__ import annotations
 
 from stretto.export.graph import MICROSOFT, Graph
-from stretto.export.layers import Ropes
+from stretto.export.layers import Form, Ropes
 from stretto.models.mixers import Attention
 
 
-class CellsForm:
-    """Attention over pools of cells."""
+class CellsForm(Form):
+    """Attention over pools of cells.
+
+    Capped scores are by standard operators: before 1.27 ONNX Runtime's Attention masks them and caps after.
+    """
 
     name = "cells"
     plain = False
@@ -36,14 +39,6 @@ class CellsForm:
         self._outputs: list[tuple[str, int]] = []
         self._biases: dict[int | None, str] = {}
 
-    def rotates(self, mixer: Attention) -> bool:
-        """Never: keys are rotated before they are written."""
-        return False
-
-    def takes_packed(self, mixer: Attention) -> bool:
-        """Never."""
-        return False
-
     def attend(self, i: int, mixer: Attention, q: str, k: str, v: str) -> str:
         """Attention of layer i: [1, n, n_head × size]."""
         graph, width = self._graph, mixer.n_kv_head * mixer.head_size
@@ -54,15 +49,19 @@ class CellsForm:
             new = new if self._kind == "float32" else graph.cast(new, self._kind)
             both = graph.op("ScatterND", [pool, self._cells, new], output=f"updated.{i}.{name}")
             self._outputs.append((both, width))
-            both = both if self._kind == "float32" else graph.cast(both, "float32")
-            pools.append(graph.op("Unsqueeze", [both, graph.integers(0)]))
+            pools.append(both if self._kind == "float32" else graph.cast(both, "float32"))
+        bias = self._bias(mixer.window)
+        if mixer.cap:
+            pools = [graph.reshape(pool, 1, -1, mixer.n_kv_head, mixer.head_size) for pool in pools]
+            keys, values = (graph.op("Transpose", [pool], perm=[0, 2, 1, 3]) for pool in pools)
+            return attend(graph, mixer, q, keys, values, bias)
+        pools = [graph.op("Unsqueeze", [pool, graph.integers(0)]) for pool in pools]
         return graph.op(
             "Attention",
-            [q, *pools, self._bias(mixer.window)],
+            [q, *pools, bias],
             q_num_heads=mixer.n_head,
             kv_num_heads=mixer.n_kv_head,
             scale=mixer.scale,
-            softcap=mixer.cap,
         )
 
     def _bias(self, window: int | None) -> str:
@@ -116,7 +115,7 @@ UNSEEN = -3.0e38  # finite: a row of padding sees nothing, and must not become N
 GQA_HEAD_SIZES = 16  # GroupQueryAttention takes multiples of it
 
 
-class PlainForm:
+class PlainForm(Form):
     """Attention by standard operators, over the past and the new tokens."""
 
     name = "plain"
@@ -132,14 +131,6 @@ class PlainForm:
         self.positions = graph.input("position_ids", "int64", ["batch_size", "sequence_length"])
         self._outputs: list[tuple[str, list[int | str]]] = []
         self._biases: dict[int | None, str] = {}
-
-    def rotates(self, mixer: Attention) -> bool:
-        """Whether `attend` applies the rope itself."""
-        return False
-
-    def takes_packed(self, mixer: Attention) -> bool:
-        """Whether `attend` takes q, k and v as one tensor."""
-        return False
 
     def attend(self, i: int, mixer: Attention, q: str, k: str, v: str) -> str:
         """Attention of layer i: [batch, n, n_head × size]."""

@@ -172,11 +172,11 @@ class Form(Protocol):
 
     def rotates(self, mixer: Attention) -> bool:
         """Whether `attend` applies the rope itself."""
-        ...
+        return False
 
     def takes_packed(self, mixer: Attention) -> bool:
         """Whether `attend` takes q, k and v as one tensor."""
-        ...
+        return False
 
     def attend(self, i: int, mixer: Attention, q: str, k: str, v: str) -> str:
         """Attention of layer i: [batch, n, n_head × size]."""

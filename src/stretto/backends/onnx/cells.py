@@ -20,10 +20,10 @@ from stretto.backends.onnx.backend import PoolBackend
 from stretto.backends.onnx.graph import FLOATS, MAX_HEAD, Plane, n_rope_rows
 from stretto.backends.onnx.grouping import check_plain
 from stretto.backends.onnx.pool import FlatPool
-from stretto.backends.onnx.spec import DecoderSpec
+from stretto.backends.onnx.spec import DecoderSpec, read_kv_heads
 from stretto.backends.onnx_session import OnnxSession
 from stretto.errors import ModelError, Unsupported
-from stretto.weights.onnx import Node, OnnxFile
+from stretto.weights.onnx import OnnxFile
 
 # Graphs with cell indices as inputs (`stretto export onnx --form cells`): what they take and return.
 #
@@ -83,7 +83,7 @@ def read_cells_graph(file: OnnxFile) -> CellsGraph:
 
 
 def _planes(file: OnnxFile) -> Iterator[Plane]:
-    heads = _heads(file)
+    heads = read_kv_heads(file)
     for name, value in file.inputs.items():
         match = POOL.fullmatch(name)
         if match is None:
@@ -92,35 +92,12 @@ def _planes(file: OnnxFile) -> Iterator[Plane]:
         width = value.shape[1] if value.shape and len(value.shape) == 2 else None
         if updated not in file.outputs or not isinstance(width, int) or not 0 < width <= MAX_HEAD**2:
             raise ModelError(f"the shape {value.shape}, or no output {updated!r}; {REMEDY}", path=file.path)
-        n = heads.get(updated, 1)
-        if width % n:
-            raise ModelError(f"{width} numbers in {n} heads", path=file.path, field=f"input {name!r}")
+        n = heads.get(int(match[1]), 0)
+        if not n or width % n:
+            raise ModelError(
+                f"{width} numbers in {n} heads; {REMEDY}", path=file.path, field=f"input {name!r}"
+            )
         yield Plane(name, updated, int(match[1]), n, width // n)
-
-
-def _heads(file: OnnxFile) -> dict[str, int]:
-    """K/V heads by the name of an updated pool, from the attention that reads it."""
-    sources = {output: node for node in file.graph.nodes for output in node.outputs}
-    found: dict[str, int] = {}
-    for node in file.nodes("Attention"):
-        count = node.attributes.get("kv_num_heads")
-        for name in node.inputs[1:3]:
-            origin = _origin(name, sources)
-            if isinstance(count, int) and count > 0 and origin:
-                found[origin] = count
-    return found
-
-
-def _origin(name: str, sources: Mapping[str, Node]) -> str:
-    """The updated pool that a value is made from, by casts and reshapes."""
-    for _ in range(4):
-        if name.startswith("updated."):
-            return name
-        node = sources.get(name)
-        if node is None or not node.inputs:
-            return ""
-        name = node.inputs[0]
-    return ""
 
 
 Ints = NDArray[np.int32]

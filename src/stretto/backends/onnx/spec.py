@@ -19,6 +19,7 @@ from stretto.backends.onnx.graph import Graph
 from stretto.errors import ModelError
 from stretto.models.rope import plain_frequencies
 from stretto.models.spec import Attention, Dense, Layer, ModelSpec, Norm, Rope, plain_layer
+from stretto.weights.onnx import OnnxFile
 from stretto.weights.onnx.folder import CONFIG, GENAI, OnnxFolder
 
 # What Stretto's own exports say of themselves in their metadata: windows and ropes of each layer.
@@ -38,28 +39,42 @@ class Facts:
     context_length: int
     windows: Mapping[int, int | None]
     ropes: Mapping[int, Rope | None]
-    heads: Mapping[int, int]
 
 
 def read_facts(graph: Graph) -> Facts | None:
     """The facts of an export, if it has them for all layers."""
-    text = graph.file.metadata.get(KEY, "")
-    if not text or len(text) > MAX_TEXT:
-        return None
     try:
-        found = json.loads(text)
-        layers = {i: layer for i, layer in enumerate(found["layers"]) if isinstance(layer, dict)}
+        found = json.loads(_described(graph.file))
+        layers = _layers(found)
         context = _positive(found["context_length"])
         facts = Facts(
             str(found["architecture"]),
             context,
             {i: _window(layer["window"]) for i, layer in layers.items()},
             {i: _layer_rope(layer, graph) for i, layer in layers.items()},
-            {i: _positive(layer["heads"]) for i, layer in layers.items()},
         )
     except (KeyError, TypeError, ValueError, RecursionError):
         return None
     return facts if {plane.layer for plane in graph.planes} <= layers.keys() else None
+
+
+def read_kv_heads(file: OnnxFile) -> Mapping[int, int]:
+    """K/V heads by layer, as an export says; none if it does not."""
+    try:
+        layers = _layers(json.loads(_described(file)))
+        return {i: _positive(layer["kv_heads"]) for i, layer in layers.items()}
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return {}
+
+
+def _described(file: OnnxFile) -> str:
+    """The text about layers, if it is not too long."""
+    text = file.metadata.get(KEY, "")
+    return text if len(text) <= MAX_TEXT else ""
+
+
+def _layers(found: Any) -> dict[int, dict[str, Any]]:
+    return {i: layer for i, layer in enumerate(found["layers"]) if isinstance(layer, dict)}
 
 
 def _window(value: Any) -> int | None:
