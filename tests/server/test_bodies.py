@@ -19,13 +19,14 @@ from stretto.server.app import ROUTERS
 from stretto.server.generation.grammars import is_longer
 from stretto.server.generation.requests import ChatRequest, CompletionRequest, EmbeddingRequest
 from stretto.server.http import bodies, streaming
-from stretto.server.http.bodies import MAX_FIELDS, assembled, body_routes, parsed, validated
+from stretto.server.http.bodies import MAX_FIELDS, BodyRoute, assembled, find_body_model, parsed, validated
 from stretto.server.http.errors import ApiError, dumps
 from stretto.server.http.guard import FORM_PATHS
 from stretto.server.own import endpoints
 from stretto.server.settings import RequestLimits
 
 LIMITS = RequestLimits()
+POSTS = [route for router in ROUTERS for route in router.routes if "POST" in route.methods]
 ANY_BYTES, ANY_DEPTH = 1 << 30, 1 << 30  # of a piece: not cut, however deep
 MODEL = {"model": "mock"}
 CHAT = {**MODEL, "messages": [{"role": "user", "content": "Hi"}]}
@@ -67,7 +68,7 @@ def lists(schema):
 
 
 def test_every_list_of_every_body_fails_fast():
-    models = {model for model, _ in body_routes(ROUTERS).values()}
+    models = {find_body_model(route.endpoint) for route in POSTS} - {None}
     found = [entry for model in models for entry in lists(model.__pydantic_core_schema__)]
     assert len(found) > 20
     assert all(entry["fail_fast"] for entry in found)
@@ -75,9 +76,9 @@ def test_every_list_of_every_body_fails_fast():
 
 def test_every_endpoint_with_a_body_is_served_here():
     """None is left to FastAPI, whose validation knows no bounds."""
-    paths = set(body_routes(ROUTERS))
-    posts = {route.path: route for router in ROUTERS for route in router.routes if "POST" in route.methods}
-    others = posts.keys() - paths
+    posts = {route.path: route for route in POSTS}
+    assert all(isinstance(route, BodyRoute) for route in POSTS)
+    others = {path for path, route in posts.items() if find_body_model(route.endpoint) is None}
     without = {"/v1/responses/{response_id}/cancel", "/v1/batches/{name}/cancel"}
     assert others - without == {*FORM_PATHS, "/slots/{number}", "/api/blobs/{digest}"}  # that read their own
     assert [path for path in others if posts[path].body_field] == []

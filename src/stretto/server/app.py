@@ -16,7 +16,6 @@ from stretto.server import cohere, hosting
 from stretto.server.anthropic import endpoints as anthropic
 from stretto.server.generation import kept
 from stretto.server.http import docs
-from stretto.server.http.bodies import Lean
 from stretto.server.http.docs import described
 from stretto.server.http.errors import install
 from stretto.server.http.guard import Guard, TextLines
@@ -100,7 +99,7 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
         lines.attach()
         idle = settings.idle_seconds
         watch = None if idle is None else asyncio.create_task(state.registry.unload_idle(idle))
-        app.state.batches.start(lean)
+        app.state.batches.start(app)
         yield
         await app.state.batches.end()
         lines.detach()
@@ -134,7 +133,6 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
         return HTMLResponse(docs.page(app.openapi()), headers={"content-security-policy": docs.POLICY})
 
     install(app)
-    lean = Lean(app, ROUTERS, settings.limits)
     folder = (
         Store.default().home / "batches" / str(settings.port)
     )  # of servers at one port, of one after the other
@@ -142,4 +140,4 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
     paths = frozenset(
         route.path for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)
     )
-    return Guard(lean, state, paths, frozenset(pages.files()))
+    return Guard(app, state, paths, frozenset(pages.files()))

@@ -8,7 +8,7 @@ from secrets import token_hex
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import Field
 from starlette.responses import Response
 
@@ -18,6 +18,7 @@ from stretto.server.generation.generation import Generation, begin, unless_gone
 from stretto.server.generation.options import check_prompts
 from stretto.server.generation.requests import TextPart
 from stretto.server.generation.vectors import Floats, Vectors, embedded
+from stretto.server.http.bodies import make_router
 from stretto.server.http.errors import ApiError, translate, unsupported
 from stretto.server.http.state import state_of
 from stretto.server.http.streaming import long_json
@@ -26,7 +27,7 @@ from stretto.text.tokenizer import Tokenizer
 
 MAX_TEXTS = 96  # of Cohere's own endpoint, which clients fill
 
-router = APIRouter(tags=["Cohere"])
+router = make_router("Cohere")
 
 
 class EmbedInput(Body):

@@ -9,20 +9,20 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import Field, RootModel
 from starlette.responses import Response
 
 from stretto.server.generation.fields import Body, ForModel
 from stretto.server.generation.options import check_at_most
 from stretto.server.generation.requests import ChatRequest, CompletionRequest, EmbeddingRequest
-from stretto.server.http.bodies import validated
+from stretto.server.http.bodies import make_router, validated
 from stretto.server.http.errors import ApiError, Json
 from stretto.server.http.state import state_of
 from stretto.server.openai import endpoints
 from stretto.server.own import tasks
 
-router = APIRouter(tags=["Hosting"])
+router = make_router("Hosting")
 
 FORMAT = "@requestFormat"  # of an instance: what its other fields are
 Endpoint = Callable[[Any, Request], Awaitable[Response]]

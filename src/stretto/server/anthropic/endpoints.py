@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from stretto.errors import Unsupported
@@ -34,6 +34,7 @@ from stretto.server.generation.chat import Warn, converse, ids_of, options_of, p
 from stretto.server.generation.fields import plain_options
 from stretto.server.generation.generation import Generation, begin, started, unless_gone
 from stretto.server.generation.requests import ChatRequest
+from stretto.server.http.bodies import make_router
 from stretto.server.http.errors import ApiError, Json
 from stretto.server.http.state import state_of
 from stretto.server.http.streaming import EVENTS, Streamed
@@ -210,7 +211,7 @@ def _misplaced(kind: str, role: str, index: int, at: int) -> ApiError:
 
 FIELDS = ("messages", "output_config.format")  # that hold the prompt and the grammar
 
-router = APIRouter(tags=["Anthropic"])
+router = make_router("Anthropic")
 
 
 @router.post("/v1/messages")

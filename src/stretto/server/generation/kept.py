@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from pydantic import Field
 from starlette.responses import Response
 
@@ -19,7 +19,7 @@ from stretto.errors import SnapshotError
 from stretto.llm import LLM
 from stretto.server.generation.fields import Body
 from stretto.server.generation.generation import Generation, begin
-from stretto.server.http.bodies import read_body
+from stretto.server.http.bodies import make_router, read_body
 from stretto.server.http.callers import Caller, require_admin
 from stretto.server.http.errors import ApiError, Json, translate, unsupported
 from stretto.server.http.served_model import ServedModel
@@ -91,7 +91,7 @@ def release(served: ServedModel, caller: str, name: str) -> None:
 # restoring brings them back into the prefix cache, where any later prompt finds them, and erasing frees its
 # cells.
 
-router = APIRouter(tags=["llama-server"])
+router = make_router("llama-server")
 
 Action = Annotated[Literal["save", "restore", "erase"], Query(description="What to do with the text.")]
 OptionalName = Annotated[str | None, Query(max_length=256, description="A model; without it, the first.")]

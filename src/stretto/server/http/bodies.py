@@ -17,23 +17,22 @@ import asyncio
 import inspect
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar, get_type_hints
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from stretto import _native
 from stretto.server.generation.fields import ForModel
-from stretto.server.http.errors import ApiError, ClientGone, explained
+from stretto.server.http.errors import ApiError, explained
 from stretto.server.settings import RequestLimits
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -232,52 +231,44 @@ def form_file(form: FormData) -> UploadFile:
     return file
 
 
-# Endpoints with a body of JSON, without FastAPI.
-#
-# FastAPI's routing, dependencies and exit stacks take a third of a millisecond, its validation runs on the
-# event loop and knows no bounds, and these endpoints need none of it: here the body is read within bounds
-# (`bodies.py`) and given to the endpoint, a function of the body and the request.
+# Endpoints with a body of JSON: FastAPI finds them, and does not read the body.
 
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
-Routes = dict[str, tuple[type[BaseModel], Endpoint]]
 
 
-class Lean:
-    """An ASGI app in front of the app. Bodies come to it in one piece, from the guard."""
+class BodyRoute(APIRoute):
+    """A route that reads the body within bounds and gives it to the endpoint with the request.
 
-    def __init__(self, app: FastAPI, routers: Iterable[APIRouter], limits: RequestLimits) -> None:
-        self._app = app
-        self._routes = body_routes(routers)
-        self._limits = limits
+    FastAPI's own validation knows no bounds and runs on the event loop. The guard gives bodies in one piece.
+    """
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request."""
-        route = self._routes.get(scope["path"]) if scope["type"] == "http" else None
-        if route is None or scope["method"] != "POST":
-            await self._app(scope, receive, send)
-            return
-        model, endpoint = route
-        body = await read_body(model, (await receive())["body"], self._limits)
-        scope["app"] = self._app
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The function that answers a request."""
+        model = find_body_model(self.endpoint)
+        return super().get_route_handler() if model is None else _make_handler(model, self.endpoint)
+
+
+def find_body_model(endpoint: Callable[..., Any]) -> type[BaseModel] | None:
+    """The schema of the body, of an endpoint that takes a body and the request, and nothing else."""
+    if list(inspect.signature(endpoint).parameters) != ["body", "request"]:
+        return None
+    model: type[BaseModel] = get_type_hints(endpoint)["body"]
+    return model
+
+
+def _make_handler(
+    model: type[BaseModel], endpoint: Endpoint
+) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    async def handle(request: Request) -> Response:
+        state = request.app.state.stretto
+        body = await read_body(model, (await request.receive())["body"], state.settings.limits)
         if isinstance(body, ForModel) and not body.model:
-            body.model = self._app.state.stretto.registry.first(body.verb)
-        try:
-            response = await endpoint(body, Request(scope, receive))
-        except ClientGone as error:
-            response = Response(status_code=error.status)
-        await response(scope, receive, send)
+            body.model = state.registry.first(body.verb)
+        return await endpoint(body, request)
+
+    return handle
 
 
-def body_routes(routers: Iterable[APIRouter]) -> Routes:
-    """The endpoints of POST that take a body and the request, and nothing else, by path."""
-    posts = [
-        route
-        for router in routers
-        for route in router.routes
-        if isinstance(route, APIRoute) and "POST" in (route.methods or ())
-    ]
-    return {
-        route.path: (get_type_hints(route.endpoint)["body"], route.endpoint)
-        for route in posts
-        if list(inspect.signature(route.endpoint).parameters) == ["body", "request"]
-    }
+def make_router(tag: str) -> APIRouter:
+    """A router for endpoints of a group in the documents, whose bodies are read within bounds."""
+    return APIRouter(tags=[tag], route_class=BodyRoute)

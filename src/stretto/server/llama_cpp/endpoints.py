@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from stretto.llm import LLM
@@ -18,6 +18,7 @@ from stretto.server.generation.grammars import named_grammar
 from stretto.server.generation.kept import remember
 from stretto.server.generation.options import check_at_most, check_prompts, repeat_penalty
 from stretto.server.generation.requests import ChatRequest
+from stretto.server.http.bodies import make_router
 from stretto.server.http.errors import ApiError, Json, translate
 from stretto.server.http.state import State, state_of
 from stretto.server.http.streaming import EVENTS, Streamed, long_json
@@ -91,7 +92,7 @@ def _pair(given: Any) -> tuple[int | str, Any]:
 
 Value = TypeVar("Value")
 
-router = APIRouter(tags=["llama-server"])
+router = make_router("llama-server")
 
 router.get("/models")(endpoints.models)
 router.post("/responses")(responses.create)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from pydantic import Field, GetCoreSchemaHandler, RootModel
 from pydantic_core import CoreSchema
 from starlette.responses import Response
@@ -21,6 +21,7 @@ from stretto.server.generation.generation import Generation, begin, unless_gone
 from stretto.server.generation.options import check_prompts
 from stretto.server.generation.requests import EmbeddingInput
 from stretto.server.generation.vectors import Floats, Vectors, embedded
+from stretto.server.http.bodies import make_router
 from stretto.server.http.callers import require_admin
 from stretto.server.http.errors import ApiError, Json, translate, unsupported
 from stretto.server.http.registry import numbered
@@ -33,7 +34,7 @@ from stretto.server.openai.answers import FINGERPRINT
 from stretto.server.openai.endpoints import plain_text, prompts_of
 from stretto.tasks import TaskModel
 
-router = APIRouter(tags=["llama-server"])
+router = make_router("llama-server")
 log = logging.getLogger("stretto.server")
 _loading: set[asyncio.Task[None]] = set()  # a loop holds its tasks weakly
 

@@ -17,15 +17,15 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
 from fastapi import Path as PathParameter
+from fastapi import Request
 from starlette.responses import Response
 
 from stretto.errors import InvalidRequest, StrettoError
 from stretto.models import read_spec
 from stretto.quantize import quantize_model
 from stretto.quantize.choice import find_mix
-from stretto.server.http.bodies import validated
+from stretto.server.http.bodies import make_router, validated
 from stretto.server.http.callers import require_admin
 from stretto.server.http.errors import ApiError, ClientGone, translate
 from stretto.server.http.pulls import Pull
@@ -121,7 +121,7 @@ Digest = Annotated[
 ]
 Report = Callable[[int, int, str], None]
 
-router = APIRouter(tags=["Ollama"])
+router = make_router("Ollama")
 
 
 @router.head("/api/blobs/{digest}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from stretto import Result, Token
@@ -21,6 +21,7 @@ from stretto.server.generation.generation import Generation, begin, ended_by, st
 from stretto.server.generation.grammars import ollama_grammar
 from stretto.server.generation.options import check_prompts
 from stretto.server.generation.vectors import Vectors, embedded
+from stretto.server.http.bodies import make_router
 from stretto.server.http.callers import require_admin
 from stretto.server.http.errors import ApiError, Json, body_of, dumps, translate
 from stretto.server.http.state import State, state_of
@@ -190,7 +191,7 @@ Fields = Callable[[str, str], dict[str, Any]]  # the fields of a piece: its text
 
 WORDS = {"repetition": "length"} | {word: word for word in ("stop", "length", "timeout", "cancelled")}
 
-router = APIRouter(tags=["Ollama"])
+router = make_router("Ollama")
 
 
 @dataclass

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 from datetime import datetime, timezone
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from stretto import __version__
+from stretto.server.http.bodies import make_router
 from stretto.server.http.callers import require_admin
 from stretto.server.http.errors import ApiError, Json
 from stretto.server.http.pulls import Pull, source_of
@@ -30,7 +31,7 @@ OLLAMA_VERSION = "0.13.0"  # of Ollama's API that is followed here; clients comp
 NEVER = "9999-12-31T23:59:59Z"  # models stay until their memory is needed
 ARRAYS = ("tokens", "token_type", "scores", "merges")  # of a vocabulary: shown as null
 
-router = APIRouter(tags=["Ollama"])
+router = make_router("Ollama")
 
 
 @router.get("/api/version")

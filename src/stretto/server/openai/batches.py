@@ -20,7 +20,7 @@ from functools import partial
 from secrets import token_hex
 from typing import IO, Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from pydantic import Field
 from starlette.responses import FileResponse, Response
 from starlette.types import ASGIApp, Message, Scope
@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Scope
 from stretto.errors import StrettoError
 from stretto.server.generation.fields import LABEL, Body, Name
 from stretto.server.generation.generation import PRIORITY, REQUEST_ID
-from stretto.server.http.bodies import form_file, form_schema, opened_form, parsed
+from stretto.server.http.bodies import form_file, form_schema, make_router, opened_form, parsed
 from stretto.server.http.callers import CALLER, Caller, caller_of
 from stretto.server.http.errors import ApiError, Json, body_of, is_full, note_error, translate
 from stretto.server.http.logs import log_request
@@ -57,7 +57,7 @@ After = Annotated[str, Query(max_length=64, description="Those behind the one wi
 Purpose = Annotated[str, Query(max_length=64, description="Those for this alone.")]
 Order = Annotated[Literal["asc", "desc"], Query(description="The oldest or the latest first.")]
 
-router = APIRouter(tags=["OpenAI"])
+router = make_router("OpenAI")
 
 
 class Expiry(Body):

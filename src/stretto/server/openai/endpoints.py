@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from typing import Annotated, Any, cast
 
 import numpy as np
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from starlette.responses import Response
 
 from stretto import Result, Token
@@ -35,6 +35,7 @@ from stretto.server.generation.requests import (
     Sampling,
 )
 from stretto.server.generation.vectors import Vectors, embedded
+from stretto.server.http.bodies import make_router
 from stretto.server.http.errors import ApiError, Json, translate, unsupported
 from stretto.server.http.registry import choose_adapter
 from stretto.server.http.served_model import ServedModel, context_of
@@ -162,7 +163,7 @@ def plain_ids(llm: LLM, prompt: Any, field: str) -> list[int]:
     return ids
 
 
-router = APIRouter(tags=["OpenAI"])
+router = make_router("OpenAI")
 
 
 @router.get("/v1/models")
@@ -473,7 +474,7 @@ def _for_anthropic(name: str, served: ServedModel, length: int) -> dict[str, Any
 
 # `/tokenizer_info`: what vLLM's clients read about a tokenizer, by the names of tokenizer_config.json.
 
-info_router = APIRouter(tags=["vLLM"])
+info_router = make_router("vLLM")
 
 
 @info_router.get("/tokenizer_info")

@@ -6,12 +6,13 @@ import asyncio
 from secrets import token_hex
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from pydantic import TypeAdapter
 from starlette.responses import Response
 
 from stretto.server.generation.chat import converse, ids_of, options_of, planned, renamed
 from stretto.server.generation.generation import Generation, begin, started, unless_gone
+from stretto.server.http.bodies import make_router
 from stretto.server.http.callers import Caller, caller_of
 from stretto.server.http.errors import ApiError, Json, dumps, translate, unsupported
 from stretto.server.http.state import Job, Kept, State, state_of
@@ -113,7 +114,7 @@ def forget_job(state: State, caller: Caller, name: str) -> None:
 FIELDS = ("input", "text.format")  # that hold the prompt and the grammar
 ITEMS: TypeAdapter[list[AnyItem]] = TypeAdapter(list[Item])
 
-router = APIRouter(tags=["OpenAI"])
+router = make_router("OpenAI")
 
 
 @router.post("/v1/responses")

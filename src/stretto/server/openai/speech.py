@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.datastructures import FormData
 from starlette.responses import PlainTextResponse, Response
 
 from stretto.server.generation.generation import Generation
 from stretto.server.generation.vectors import call
-from stretto.server.http.bodies import form_file, form_schema, opened_form
+from stretto.server.http.bodies import form_file, form_schema, make_router, opened_form
 from stretto.server.http.errors import ApiError, Json
 from stretto.tasks import Transcript
 from stretto.tasks.results import srt, vtt
 
-router = APIRouter(tags=["OpenAI"])
+router = make_router("OpenAI")
 
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 FIELDS = ("file", "model", "response_format", "language", "temperature", "timestamp_granularities[]")

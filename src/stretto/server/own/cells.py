@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from numpy.typing import NDArray
 from starlette.responses import Response
 
 from stretto.engine.table import Ints, TableCopy
 from stretto.llm import LLM
 from stretto.server.generation.fields import ModelName
+from stretto.server.http.bodies import make_router
 from stretto.server.http.callers import Caller, caller_of
 from stretto.server.http.errors import ApiError, Json
 from stretto.server.http.served_model import ServedModel
@@ -33,7 +34,7 @@ from stretto.server.http.state import State, state_of
 from stretto.server.http.streaming import event, long_json
 from stretto.server.own.requests import owned
 
-router = APIRouter(tags=["Stretto"])
+router = make_router("Stretto")
 
 FREE = 0  # the number of the empty set
 UNNAMED = 0xFFFF  # of a cell in use whose sequences are not told

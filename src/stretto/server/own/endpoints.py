@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from pydantic import Field
 from starlette.responses import PlainTextResponse, Response
 
@@ -25,6 +25,7 @@ from stretto.server.generation.generation import Generation, begin, unless_gone
 from stretto.server.generation.kept import listed, release
 from stretto.server.generation.options import check_prompts
 from stretto.server.http import metrics
+from stretto.server.http.bodies import make_router
 from stretto.server.http.callers import caller_of, require_admin
 from stretto.server.http.errors import ApiError, Json, body_of, translate
 from stretto.server.http.registry import choose_adapter
@@ -138,7 +139,7 @@ class StepEvents:
         return event(body_of(error, "/stretto/")).encode()
 
 
-router = APIRouter(tags=["Stretto"])
+router = make_router("Stretto")
 
 CallerName = Annotated[str | None, Query(max_length=64, description="Whose pin: for administrators.")]
 

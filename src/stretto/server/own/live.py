@@ -13,12 +13,13 @@ import time
 from collections import deque
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from stretto import __version__
 from stretto.engine.metrics import HISTORY_SECONDS
+from stretto.server.http.bodies import make_router
 from stretto.server.http.callers import Caller, caller_of
 from stretto.server.http.errors import ApiError, translate
 from stretto.server.http.history import Load, Watched, columns
@@ -28,7 +29,7 @@ from stretto.server.http.streaming import DIRECT, OpenResponse, event
 from stretto.server.own.cells import CellEvents
 from stretto.server.own.requests import listed
 
-router = APIRouter(tags=["Stretto"])
+router = make_router("Stretto")
 
 MAX_WATCHERS = 8
 RETRY_SECONDS = 10

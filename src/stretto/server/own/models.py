@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import Field
 from starlette.responses import Response
 
@@ -20,6 +20,7 @@ from stretto.models import read_spec
 from stretto.models.summary import in_words
 from stretto.server.generation.fields import Body, ModelName, Name
 from stretto.server.generation.generation import unless_gone
+from stretto.server.http.bodies import make_router
 from stretto.server.http.callers import caller_of, require_admin
 from stretto.server.http.errors import ApiError, Json, translate
 from stretto.server.http.pulls import Pull, source_of
@@ -189,7 +190,7 @@ def _backends(served: ServedModel) -> list[dict[str, Any]]:
         return []
 
 
-router = APIRouter(tags=["Models"])
+router = make_router("Models")
 
 NewName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 

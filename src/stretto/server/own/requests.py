@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
+from stretto.server.http.bodies import make_router
 from stretto.server.http.callers import Caller, caller_of
 from stretto.server.http.errors import ApiError, Json
 from stretto.server.http.state import Running, State, state_of
 
-router = APIRouter(tags=["Stretto"])
+router = make_router("Stretto")
 
 
 @router.get("/stretto/requests")

@@ -8,7 +8,7 @@ import binascii
 from secrets import token_hex
 from typing import Annotated, Any, ClassVar
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import Field
 from starlette.responses import Response
 
@@ -17,11 +17,12 @@ from stretto.server.generation.generation import Generation
 from stretto.server.generation.images import from_url
 from stretto.server.generation.options import check_at_most, check_prompts
 from stretto.server.generation.vectors import call
+from stretto.server.http.bodies import make_router
 from stretto.server.http.errors import ApiError, Json
 from stretto.server.http.state import state_of
 from stretto.tasks import TaskModel
 
-router = APIRouter(tags=["Tasks"])
+router = make_router("Tasks")
 
 Url = Annotated[str, Field(min_length=1, max_length=1 << 26)]
 Texts = Annotated[list[Text], Field(min_length=1, max_length=1024)]
