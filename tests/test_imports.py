@@ -137,6 +137,9 @@ ALLOWED = {
     "__init__": {"*"},
     "__main__": {"cli"},
 }
+# Below `server/`: the protocols, and what knows none of them. `app` and `aliases` mount them.
+PROTOCOLS = {"anthropic", "cohere", "llama_cpp", "ollama", "openai", "own"}
+NEUTRAL = {"generation", "http"}
 EVERYONE = {"errors", "hardware.fork_safety", "hardware.kernel_sets", "options", "_native"}
 
 
@@ -185,6 +188,15 @@ def test_imports_point_one_way(path):
             f"line {line}: {part} must not import {name}" for line, name in imported(path) if not fine(name)
         ]
         assert wrong == []
+
+
+def test_no_protocol_of_the_server_imports_another():
+    server = PACKAGE / "server"
+    for path in [path for path in FILES if path.is_relative_to(server)]:
+        room = path.relative_to(server).with_suffix("").parts[0]
+        foreign = PROTOCOLS - {room} if room in PROTOCOLS | NEUTRAL else set()
+        found = {name.split(".")[1]: line for line, name in imported(path) if name.startswith("server.")}
+        assert not foreign & found.keys(), f"{path}: a protocol is imported in line {found}"
 
 
 def test_the_check_sees_imports(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 
 import stretto
 from serving import HELLO, TINY, mock, serving
+from stretto.server.ollama.store import MadeModels
 from stretto.weights import hub
 
 
@@ -82,7 +83,7 @@ def test_a_model_is_made_copied_used_and_deleted(client, server):
     assert made.prompt_eval_count > plain.prompt_eval_count  # the system message
     client.copy("mario", "luigi")
     assert client.generate(model="luigi", prompt="Hi").eval_count == 2
-    stored = server.state.made._folder()
+    stored = server.state.part(MadeModels)._folder()
     assert sorted(path.name for path in stored.iterdir()) == ["luigi.json", "mario.json"]
     assert client.delete("mario").status == "success"
     assert client.delete("luigi").status == "success"

@@ -13,6 +13,7 @@ import pytest
 
 from serving import HELLO, TINY, mock, serving, until, visiting
 from stretto.server.ollama import create
+from stretto.server.ollama.store import Blobs, MadeModels
 from stretto.server.settings import RequestLimits
 from stretto.weights import hub
 from stretto.weights.gguf import GGUF
@@ -53,7 +54,7 @@ def test_a_file_is_sent_and_made_a_model_that_ollamas_package_uses(store_home):
         assert (stored.name, stored.sha256) == ("brought-v1", DIGEST.removeprefix("sha256:"))
         assert stored.path.samefile(store_home / "blobs" / DIGEST.replace(":", "-"))  # not copied
         assert client.delete("Brought:v1").status == "success"
-        assert (hub.models(), server.state.made.all()) == ([], {})
+        assert (hub.models(), server.state.part(MadeModels).all()) == ([], {})
         assert {one.model for one in client.list().models} == {"mock:latest"}
         client._client.close()
 
@@ -85,7 +86,7 @@ def test_weights_replace_an_older_model_of_their_name(web):
     shown = web.post("/api/show", json={"model": "new"}).json()
     assert "OLD" not in shown["modelfile"]
     assert shown["details"]["parent_model"] == ""
-    assert web.server.state.made.all() == {}
+    assert web.server.state.part(MadeModels).all() == {}
 
 
 @pytest.mark.parametrize("quantize", [None, "q8_0"])
@@ -172,7 +173,7 @@ def test_a_client_that_leaves_or_stops_leaves_nothing(store_home):
                 if stays:
                     assert b" 408 " in client.recv(100)
             until(lambda: not left_in(store_home))
-            until(lambda: server.state.blobs.n_uploads == 0)
+            until(lambda: server.state.part(Blobs).n_uploads == 0)
 
 
 def test_files_that_no_model_uses_are_removed_after_some_days(web):

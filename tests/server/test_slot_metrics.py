@@ -8,9 +8,8 @@ import pytest
 from recurrent_mock import recurrent_llm
 from stretto import Limits
 from stretto.llm.encoder import Encoder
-from stretto.server.http.metrics import render
+from stretto.server.http.metrics import Scrapes, render
 from stretto.server.http.served_model import ServedModel
-from stretto.server.llama_cpp.metrics import Scrapes
 from stretto.server.settings import ModelEntry
 from stretto.testing import byte_tokenizer, mock_llm
 from tiny_encoders import native
@@ -20,7 +19,9 @@ def state_with(llm):
     model = ServedModel(ModelEntry("m", "m"), Path("m"), 0, {"verbs": llm.verbs}, llm=llm, loads=1)
     registry = SimpleNamespace(models={"m": model}, loaded_bytes=0, limit=0)
     traffic = SimpleNamespace(answered={}, active=0)
-    return SimpleNamespace(registry=registry, traffic=traffic, labels={}, scrapes=Scrapes())
+    return SimpleNamespace(
+        registry=registry, traffic=traffic, labels={}, part=lambda kind, made=Scrapes(): made
+    )
 
 
 def test_slots_are_shown_where_there_are_any():

@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from starlette.responses import HTMLResponse, Response
 
 from stretto import __version__
-from stretto.server import cohere, hosting
+from stretto.server import aliases, cohere
 from stretto.server.anthropic import endpoints as anthropic
 from stretto.server.generation import kept
 from stretto.server.http import docs
@@ -52,11 +52,12 @@ ROUTERS = (
     ollama.router,
     ollama_models.router,
     create.router,
+    aliases.llama_router,
     llama_server.router,
     llama_models.router,
     tokenizer_info.info_router,
     kept.router,
-    hosting.router,
+    aliases.router,
     own.router,
     model_admin.router,
     cells.router,

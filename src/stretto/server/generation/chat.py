@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import NoneType
-from typing import Any
+from typing import Any, cast
 
 from stretto import Image
 from stretto.errors import Unsupported
@@ -15,7 +15,18 @@ from stretto.server.generation.generation import Generation
 from stretto.server.generation.grammars import grammar_of
 from stretto.server.generation.images import from_base64, from_url
 from stretto.server.generation.options import chat_options, check_at_most, check_prompts
-from stretto.server.generation.requests import ChatRequest, ImagePart, Message, TextPart
+from stretto.server.generation.requests import (
+    ChatRequest,
+    ImagePart,
+    Message,
+    NamedFunction,
+    NamedTool,
+    PromptParts,
+    PromptString,
+    TextPart,
+    Tool,
+    ToolCall,
+)
 from stretto.server.http.errors import ApiError, translate, unsupported
 from stretto.server.settings import RequestLimits, Settings
 from stretto.text.arguments import EFFORTS, NO_EFFORT, SWITCHES
@@ -280,3 +291,81 @@ def mixed_ids(llm: LLM, parts: list[int | str], bos: bool | None = None) -> list
     if not ids:
         raise ApiError(400, "prompt: there is no token in it", param="prompt", code="invalid_value")
     return ids
+
+
+def split_prompts(given: Any) -> list[Any]:
+    """A prompt or a list of prompts as a list; a list with ids in it is one prompt."""
+    if not isinstance(given, list) or isinstance(given[0], int) or is_mixed(given):
+        return [given]
+    return list(given)
+
+
+def unwrap_text(given: Any) -> str | list[Any]:
+    """A text or a list of ids and texts, of which an object holds one."""
+    if isinstance(given, PromptString):
+        return given.prompt_string
+    if isinstance(given, PromptParts):
+        return "".join(part.text for part in given.content)
+    return cast("str | list[Any]", given)
+
+
+# `functions` and `function_call`, which OpenAI's clients sent before there were tools.
+
+
+def replace_functions(body: ChatRequest) -> ChatRequest:
+    """A chat request whose functions, and the messages about them, are those of tools."""
+    messages = _replace_function_messages(body.messages)
+    if body.functions is None:
+        if body.function_call is not None:
+            raise ApiError(400, "function_call needs functions", param="function_call", code="invalid_value")
+        return body if messages is body.messages else body.model_copy(update={"messages": messages})
+    if body.tools is not None or body.tool_choice is not None:
+        raise ApiError(400, "functions and tools say the same; give tools", param="functions")
+    choice: Any = body.function_call
+    if isinstance(choice, NamedFunction):
+        choice = NamedTool(type="function", function=choice)
+    tools = [Tool(type="function", function=function) for function in body.functions]
+    changed = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
+    changed |= {"functions": None, "function_call": None}
+    return body.model_copy(update={**changed, "messages": messages})
+
+
+def _replace_function_messages(messages: list[Message]) -> list[Message]:
+    """Messages with calls and results as those of tools; the ids that connect them are made here."""
+    if not any(message.role == "function" or message.function_call for message in messages):
+        return messages
+    found: list[Message] = []
+    last: dict[str, str] = {}  # the id of the last call of each function
+    for number, message in enumerate(messages):
+        if (call := message.function_call) is not None:
+            last[call.name] = name = f"call{number:05}"
+            tool_call = ToolCall(id=name, type="function", function=call)
+            message = message.model_copy(update={"tool_calls": [tool_call], "function_call": None})
+        elif message.role == "function":
+            answered = last.get(message.name or "")
+            if answered is None:
+                param = f"messages[{number}].name"
+                raise ApiError(
+                    400,
+                    f"{param} names no function that was called before",
+                    param=param,
+                    code="invalid_value",
+                )
+            message = message.model_copy(update={"role": "tool", "tool_call_id": answered})
+        found.append(message)
+    return found
+
+
+def continue_last_answer(body: ChatRequest) -> ChatRequest:
+    """The request as llama-server takes it: with `continue_final_message`, if the assistant spoke last."""
+    if body.continue_final_message is not None or body.add_generation_prompt is not None:
+        return body
+    last, before = body.messages[-1], body.messages[-2:-1]
+    if last.role != "assistant" or last.tool_calls or not last.content:
+        return body
+    if any(message.role == "assistant" for message in before):
+        at = f"messages[{len(body.messages) - 1}]"
+        raise ApiError(
+            400, f"{at} and the one before it are both the assistant's; one can be continued", param=at
+        )
+    return body.model_copy(update={"continue_final_message": True})

@@ -92,7 +92,7 @@ ServedName = Annotated[
 
 
 class ForModel(Body):
-    """A body that names a model, or means the first one that has the verb (`lean.py` fills the name in)."""
+    """A body that names a model, or means the first one that has the verb (its route fills the name in)."""
 
     verb: ClassVar[str] = "generate"
 

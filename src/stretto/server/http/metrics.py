@@ -1,19 +1,18 @@
-"""`/metrics`: the engines' counters, in Prometheus's text format."""
+"""`/metrics`: the engines' counters, in Prometheus's text format; those of vLLM and llama-server too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from stretto import __version__
+from stretto.engine.metrics import Histogram, Metrics
 from stretto.llm import LLM
 from stretto.llm.base import EngineModel
 from stretto.server.http.logs import n_lost_lines
-from stretto.server.http.samples import histogram, metric, written
 from stretto.server.http.served_model import ServedModel
 from stretto.server.http.state import State
 from stretto.server.http.usage import process_facts
-from stretto.server.http.vllm_metrics import vllm_lines
-from stretto.server.llama_cpp.metrics import llama_lines
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -147,7 +146,7 @@ def _lines(state: State) -> Iterator[str]:
         )
     for key, (name, text) in HISTOGRAMS.items():
         yield from histogram(f"stretto_{name}", text, [(label, getattr(m, key)) for label, m in counted])
-    yield from llama_lines([one for *_, one in engines], state.scrapes)
+    yield from llama_lines([one for *_, one in engines], state.part(Scrapes))
     yield from vllm_lines(
         [(served.name, one) for _, served, one in engines if served.generates],
         {s.name: (s.llm.metrics, len(s.llm.cells)) for _, s in names if isinstance(s.llm, LLM)},
@@ -175,3 +174,211 @@ def _tasks(models: list[ServedModel]) -> Iterator[str]:
             for verb, value in sorted(getattr(served, values).items())
         ]
         yield from metric(name, "counter", text, found)
+
+
+# Samples: one metric with its help, its type and its values.
+
+Labels = dict[str, str]
+
+
+def metric(name: str, kind: str, text: str, values: Iterable[tuple[Labels, float]]) -> Iterator[str]:
+    """A counter or a gauge; nothing without values."""
+    if values := list(values):
+        yield f"# HELP {name} {text}"
+        yield f"# TYPE {name} {kind}"
+        for labels, value in values:
+            yield f"{name}{written(labels)} {value}"
+
+
+def histogram(name: str, text: str, values: Iterable[tuple[Labels, Histogram]]) -> Iterator[str]:
+    """A histogram; its buckets count up."""
+    if values := list(values):
+        yield f"# HELP {name} {text}"
+        yield f"# TYPE {name} histogram"
+        for labels, data in values:
+            count = 0
+            for bound, n in zip((*data.bounds, "+Inf"), data.counts, strict=True):
+                count += n
+                yield f"{name}_bucket{written({**labels, 'le': str(bound)})} {count}"
+            yield f"{name}_sum{written(labels)} {data.total}"
+            yield f"{name}_count{written(labels)} {count}"
+
+
+def written(labels: Labels) -> str:
+    """Labels as they stand behind a name."""
+
+    def escaped(text: str) -> str:
+        return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+    return (
+        "{" + ",".join(f'{key}="{escaped(value)}"' for key, value in labels.items()) + "}" if labels else ""
+    )
+
+
+# The same under vLLM's names, for its dashboards and for routers that read them.
+#
+# The labels are vLLM's: the model's name, and the number of the engine, of which a model has one.
+
+VLLM_GAUGES = {
+    "num_requests_running": "Requests that run",
+    "num_requests_waiting": "Requests that wait",
+}
+VLLM_CACHE = ("kv_cache_usage_perc", "gpu_cache_usage_perc")  # the same, by its newer and its older name
+VLLM_COUNTERS = {
+    "prompt_tokens_total": "Tokens of prompts, with cached ones",
+    "generation_tokens_total": "Tokens that were generated",
+    "num_preemptions_total": "How often a request was sent back to the queue",
+    "prefix_cache_queries_total": "Prompt tokens that were looked up in the prefix cache",
+    "prefix_cache_hits_total": "Prompt tokens that were found there",
+    "spec_decode_num_drafts_total": "Drafts that were verified",
+    "spec_decode_num_draft_tokens_total": "Draft tokens that were verified",
+    "spec_decode_num_accepted_tokens_total": "Draft tokens that were accepted",
+}
+VLLM_HISTOGRAMS = {  # with the field of `Metrics`
+    "time_to_first_token_seconds": ("first_token", "From a request to its first token"),
+    "inter_token_latency_seconds": ("between_tokens", "From a token to the next of its request"),
+    "time_per_output_token_seconds": ("between_tokens", "The same, by its older name"),
+    "e2e_request_latency_seconds": ("total", "From a request to its end"),
+    "request_queue_time_seconds": ("queue", "From a request to its start"),
+    "request_prefill_time_seconds": ("prefill", "From its start to its first token"),
+    "request_decode_time_seconds": ("decode", "From its first token to its last one"),
+    "request_prompt_tokens": ("prompt_length", "Tokens of prompts"),
+    "request_generation_tokens": ("text_length", "Tokens of texts"),
+    "iteration_tokens_total": ("width", "Tokens in a forward pass"),
+}
+VLLM_REASONS = {"timeout": "abort", "cancelled": "abort"}  # in vLLM's words; others are the same
+VLLM_ALWAYS = ("stop", "length", "abort", "error")  # reasons that are shown from the start
+
+
+def vllm_lines(
+    counted: Sequence[tuple[str, Metrics]], loaded: Mapping[str, tuple[Metrics, int]]
+) -> Iterator[str]:
+    """Samples with their help and type.
+
+    `counted` are the counters of models by name; `loaded` are the gauges and cells of those that are loaded.
+    """
+    now = [(_vllm_labels(name), *found) for name, found in loaded.items()]
+    for name, text in VLLM_GAUGES.items():
+        field = name.removeprefix("num_requests_")
+        yield from metric(f"vllm:{name}", "gauge", text, [(label, getattr(m, field)) for label, m, _ in now])
+    for name in VLLM_CACHE:
+        text = "Share of the cells that running requests and open sequences hold, seen once a second"
+        yield from metric(f"vllm:{name}", "gauge", text, [(at, m.held_cells / max(n, 1)) for at, m, n in now])
+    sizes = [({**label, "block_size": "1", "num_gpu_blocks": str(n)}, 1) for label, _, n in now]
+    yield from metric("vllm:cache_config_info", "gauge", "Cells, as blocks of one token", sizes)
+    values = [(_vllm_labels(name), m, _vllm_counters(m)) for name, m in counted]
+    for name, text in VLLM_COUNTERS.items():
+        yield from metric(f"vllm:{name}", "counter", text, [(label, v[name]) for label, _, v in values])
+    ended = [
+        ({**label, "finished_reason": reason}, n)
+        for label, m, _ in values
+        for reason, n in _vllm_finished(m).items()
+    ]
+    yield from metric("vllm:request_success_total", "counter", "Requests by how they ended", ended)
+    for name, (field, text) in VLLM_HISTOGRAMS.items():
+        yield from histogram(f"vllm:{name}", text, [(label, getattr(m, field)) for label, m, _ in values])
+
+
+def _vllm_labels(name: str) -> Labels:
+    return {"model_name": name, "engine": "0"}
+
+
+def _vllm_counters(m: Metrics) -> dict[str, int]:
+    prompt = m.prompt_tokens + m.short_prompts + m.cached_tokens
+    return {
+        "prompt_tokens_total": prompt,
+        "generation_tokens_total": m.first_token.n + m.between_tokens.n,
+        "num_preemptions_total": m.preempted,
+        "prefix_cache_queries_total": prompt,
+        "prefix_cache_hits_total": m.cached_tokens,
+        "spec_decode_num_drafts_total": m.drafts,
+        "spec_decode_num_draft_tokens_total": m.drafted_tokens,
+        "spec_decode_num_accepted_tokens_total": m.accepted_tokens,
+    }
+
+
+def _vllm_finished(m: Metrics) -> dict[str, int]:
+    found = dict.fromkeys(VLLM_ALWAYS, 0)
+    for reason, n in m.finished.items():
+        name = VLLM_REASONS.get(reason, reason)
+        found[name] = found.get(name, 0) + n
+    found["error"] += m.failed
+    return found
+
+
+# And under llama-server's names, for its dashboards: sums over all models since the server started.
+#
+# Its two rates are those since the scrape before, 0 if nothing was computed meanwhile.
+
+LLAMA_COUNTERS = {
+    "prompt_tokens_total": "Prompt tokens that were computed, without cached ones",
+    "prompt_tokens_cached_total": "Prompt tokens found in the prefix cache",
+    "prompt_seconds_total": "Seconds from requests to their first tokens",
+    "tokens_predicted_total": "Tokens that were generated",
+    "tokens_predicted_seconds_total": "Seconds from first tokens to last tokens",
+    "n_decode_total": "Forward passes",
+    "n_tokens_max": "Tokens of the longest text so far, with its prompt",
+    "spec_decode_num_draft_tokens_total": "Draft tokens that were verified",
+    "spec_decode_num_accepted_tokens_total": "Draft tokens that were accepted",
+    "spec_decode_num_drafts_total": "Drafts that were verified",
+}
+LLAMA_GAUGES = {
+    "prompt_tokens_seconds": "Prompt tokens per second since the last scrape",
+    "predicted_tokens_seconds": "Tokens generated per second and request since then, without first ones",
+    "requests_processing": "Requests that run",
+    "requests_deferred": "Requests that wait",
+    "n_busy_slots_per_decode": "Requests that ran, on average over forward passes",
+}
+
+
+class Scrapes:
+    """The tokens and seconds at the last scrape, which rates are counted from."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[int, float]] = {}
+
+    def rate(self, name: str, n_tokens: int, seconds: float) -> float:
+        """Tokens per second since the last call; these are all so far."""
+        n, spent = self._last.get(name, (0, 0.0))
+        self._last[name] = (n_tokens, seconds)
+        return (n_tokens - n) / (seconds - spent) if seconds > spent and n_tokens > n else 0.0
+
+
+def llama_lines(engines: list[Metrics], scrapes: Scrapes) -> Iterator[str]:
+    """Samples with their help and type, without labels, as llama-server has them."""
+    values = _llama_values(engines, scrapes)
+    for kind, names in (("counter", LLAMA_COUNTERS), ("gauge", LLAMA_GAUGES)):
+        for name, text in names.items():
+            yield f"# HELP llamacpp:{name} {text}"
+            yield f"# TYPE llamacpp:{name} {kind}"
+            yield f"llamacpp:{name} {values[name]}"
+
+
+def start_header(uptime: float) -> dict[str, str]:
+    """The header in which llama-server says when it was started, in seconds since 1970."""
+    return {"Process-Start-Time-Unix": str(int(time.time() - uptime))}
+
+
+def _llama_values(engines: list[Metrics], scrapes: Scrapes) -> dict[str, float]:
+    prompt = sum(one.prompt_tokens + one.short_prompts for one in engines)
+    until_first = sum(one.first_token.total for one in engines)
+    n_later = sum(one.between_tokens.n for one in engines)
+    later = sum(one.between_tokens.total for one in engines)
+    passes = sum(one.width.n for one in engines)
+    return {
+        "prompt_tokens_total": prompt,
+        "prompt_tokens_cached_total": sum(one.cached_tokens for one in engines),
+        "prompt_seconds_total": until_first,
+        "tokens_predicted_total": sum(one.first_token.n for one in engines) + n_later,
+        "tokens_predicted_seconds_total": later,
+        "n_decode_total": passes,
+        "n_tokens_max": max((one.longest for one in engines), default=0),
+        "spec_decode_num_draft_tokens_total": sum(one.drafted_tokens for one in engines),
+        "spec_decode_num_accepted_tokens_total": sum(one.accepted_tokens for one in engines),
+        "spec_decode_num_drafts_total": sum(one.drafts for one in engines),
+        "prompt_tokens_seconds": scrapes.rate("prompt", prompt, until_first),
+        "predicted_tokens_seconds": scrapes.rate("predicted", n_later, later),
+        "requests_processing": sum(one.running for one in engines),
+        "requests_deferred": sum(one.waiting for one in engines),
+        "n_busy_slots_per_decode": sum(one.pass_requests for one in engines) / max(passes, 1),
+    }

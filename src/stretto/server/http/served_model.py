@@ -21,6 +21,8 @@ from stretto.loading.images import find_encoder
 from stretto.models import ModelSpec, read_spec
 from stretto.models.summary import model_memory, target_of
 from stretto.server.settings import ModelEntry, Settings
+from stretto.text.infill import can_infill
+from stretto.text.reasoning import find_format
 from stretto.weights import hub
 from stretto.weights.adapters import read_adapter
 from stretto.weights.folder import open_weights
@@ -113,6 +115,21 @@ def context_of(served: ServedModel, settings: Settings) -> int:
         return served.llm.context_length
     length: int = served.facts["context_length"]
     return min(length, AUTO_CELLS if isinstance(settings.cells, str) else settings.cells)
+
+
+def list_capabilities(served: ServedModel) -> list[str]:
+    """What a model can do, by what its file says."""
+    facts, verbs = served.facts, served.facts["verbs"]
+    generates = "generate" in verbs
+    extra = {
+        "completion": generates,
+        "embedding": "embed" in verbs,
+        "tools": generates and "tools" in facts["template"],
+        "vision": facts["vision"],
+        "thinking": generates and find_format(facts["template"]) is not None,
+        "insert": served.llm is not None and generates and can_infill(served.llm.tokenizer),
+    }
+    return [name for name, there in extra.items() if there]
 
 
 def make_served(entry: ModelEntry, settings: Settings, limit: int) -> ServedModel:

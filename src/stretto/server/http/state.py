@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from fastapi import Request
 
@@ -17,9 +17,9 @@ from stretto.engine.request import Progress
 from stretto.server.http.callers import Caller, Callers
 from stretto.server.http.errors import CLIENT_GONE, ApiError
 from stretto.server.http.registry import Opener, Registry
-from stretto.server.llama_cpp.metrics import Scrapes
-from stretto.server.ollama.store import Blobs, MadeModels
 from stretto.server.settings import RequestLimits, Settings
+
+Part = TypeVar("Part")
 
 # Responses that are kept, so that others can go on with them: bounded for each caller, oldest out first.
 #
@@ -183,17 +183,22 @@ class State:
         self.settings = settings
         self.callers = Callers(settings)
         self.registry = Registry(settings, opener)
-        self.made = MadeModels()  # by Ollama's /api/create
-        self.blobs = Blobs()  # for it
         self.responses = ResponseStore(settings.limits)
         self.generations: set[Running] = set()
         self.jobs: dict[tuple[str, str], Job] = {}  # by caller and id of the response
         self.pull: Download | None = None  # the download under way; there is at most one
         self.traffic = Traffic()
-        self.scrapes = Scrapes()  # of /metrics
         self.reader = ThreadPoolExecutor(1, "stretto-cells")  # copies tables of cells for those who look
         self.labels: dict[str, str] = {}  # of all metrics: which replica this is, if it is one
         self.started = time.monotonic()  # the clock on the wall may jump
+        self._parts: dict[type, Any] = {}
+
+    def part(self, kind: type[Part]) -> Part:
+        """The state that one protocol alone has, made when it is first asked for."""
+        if kind not in self._parts:
+            self._parts[kind] = kind()
+        part: Part = self._parts[kind]
+        return part
 
     def stop(self) -> None:
         """Refuse new requests."""

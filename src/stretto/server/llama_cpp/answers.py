@@ -8,11 +8,11 @@ from typing import Any
 from stretto import Result, Token
 from stretto.engine.types import PromptStep
 from stretto.options.generating import SAMPLING
+from stretto.server.generation.answer import clamp_logprob
 from stretto.server.generation.generation import Generation, ended_by, progress_field
 from stretto.server.http.errors import ApiError, body_of
 from stretto.server.http.streaming import event
 from stretto.server.llama_cpp.schemas import NativeSampling
-from stretto.server.openai.answers import lowest
 
 STOP_TYPES = {
     "stop": "eos",
@@ -108,7 +108,7 @@ class NativeShape:
         entry: dict[str, Any] = {"id": token, "token": shown, "bytes": list(data)}
         if self.body.post_sampling_probs:
             return {**entry, "prob": 0.0 if logprob is None else math.exp(logprob)}
-        return {**entry, "logprob": lowest(logprob)}
+        return {**entry, "logprob": clamp_logprob(logprob)}
 
 
 class NativeEvents:

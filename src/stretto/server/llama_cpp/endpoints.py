@@ -11,7 +11,14 @@ from fastapi import Request
 from starlette.responses import Response
 
 from stretto.llm import LLM
-from stretto.server.generation.chat import ids_of, is_mixed, mixed_ids, planned
+from stretto.server.generation.chat import (
+    continue_last_answer,
+    ids_of,
+    is_mixed,
+    mixed_ids,
+    planned,
+    replace_functions,
+)
 from stretto.server.generation.fields import plain_options
 from stretto.server.generation.generation import Generation, begin, started, unless_gone
 from stretto.server.generation.grammars import named_grammar
@@ -31,9 +38,6 @@ from stretto.server.llama_cpp.schemas import (
     TokenizeText,
     prompts_of,
 )
-from stretto.server.openai import endpoints, responses
-from stretto.server.openai.answers import with_tools
-from stretto.server.own.tasks import rerank
 from stretto.server.settings import RequestLimits, with_defaults
 from stretto.text.infill import infill_prompt
 from stretto.text.tokenizer import Tokenizer
@@ -88,20 +92,11 @@ def _pair(given: Any) -> tuple[int | str, Any]:
     return what, bias
 
 
-# llama-server's paths for conversations: OpenAI's endpoints without `/v1`, and prompts of conversations.
+# Prompts of conversations, and tokens.
 
 Value = TypeVar("Value")
 
 router = make_router("llama-server")
-
-router.get("/models")(endpoints.models)
-router.post("/responses")(responses.create)
-
-
-@router.post("/chat/completions")
-async def chat(body: ChatRequest, request: Request) -> Response:
-    """Answer a conversation; a last message of the assistant is continued."""
-    return await endpoints.chat(_prefilled(body), request)
 
 
 @router.post("/apply-template")
@@ -119,25 +114,10 @@ async def input_tokens(body: ChatRequest, request: Request) -> Response:
     return Json({"input_tokens": await rendered(body, request, lambda llm, ids: len(ids))})
 
 
-def _prefilled(body: ChatRequest) -> ChatRequest:
-    """The request as llama-server takes it: with `continue_final_message`, if the assistant spoke last."""
-    if body.continue_final_message is not None or body.add_generation_prompt is not None:
-        return body
-    last, before = body.messages[-1], body.messages[-2:-1]
-    if last.role != "assistant" or last.tool_calls or not last.content:
-        return body
-    if any(message.role == "assistant" for message in before):
-        at = f"messages[{len(body.messages) - 1}]"
-        raise ApiError(
-            400, f"{at} and the one before it are both the assistant's; one can be continued", param=at
-        )
-    return body.model_copy(update={"continue_final_message": True})
-
-
 async def rendered(body: ChatRequest, request: Request, view: Callable[[LLM, list[int]], Value]) -> Value:
     """A view of the prompt of a conversation, made in a thread."""
     state = state_of(request)
-    chat = with_tools(body if request.url.path.startswith("/v1/") else _prefilled(body))
+    chat = replace_functions(body if request.url.path.startswith("/v1/") else continue_last_answer(body))
     generation = await begin(state, body.model, request)
     try:
         llm = generation.lease.llm
@@ -147,10 +127,6 @@ async def rendered(body: ChatRequest, request: Request, view: Callable[[LLM, lis
         raise translate(error, "messages") from error
     finally:
         generation.close()
-
-
-for _path in ("/rerank", "/v1/reranking", "/v2/rerank"):
-    router.post(_path)(rerank)
 
 
 @router.post("/tokenize")

@@ -15,7 +15,8 @@ from pydantic_core import CoreSchema
 from starlette.responses import Response
 
 from stretto.llm import LLM
-from stretto.server.generation.chat import ids_of
+from stretto.server.generation.answer import FINGERPRINT
+from stretto.server.generation.chat import ids_of, split_prompts, unwrap_text
 from stretto.server.generation.fields import Body, ForModel, Name, NumberedAdapters, fail_fast
 from stretto.server.generation.generation import Generation, begin, unless_gone
 from stretto.server.generation.options import check_prompts
@@ -30,8 +31,6 @@ from stretto.server.http.state import State, state_of
 from stretto.server.http.streaming import long_json
 from stretto.server.llama_cpp.answers import settings_of
 from stretto.server.llama_cpp.schemas import NativeSampling
-from stretto.server.openai.answers import FINGERPRINT
-from stretto.server.openai.endpoints import plain_text, prompts_of
 from stretto.tasks import TaskModel
 
 router = make_router("llama-server")
@@ -193,7 +192,7 @@ async def embedding(body: NativeEmbedding, request: Request) -> Response:
     if given is None:
         raise ApiError(400, "input: there is no text to embed", param="input", code="missing_field")
     state = state_of(request)
-    texts = [plain_text(one) for one in prompts_of(given)]
+    texts = [unwrap_text(one) for one in split_prompts(given)]
     check_prompts("input", texts, state.settings.limits)
     generation = await begin(state, body.model, request, "embed")
     try:

@@ -32,7 +32,7 @@ from stretto.server.http.pulls import Pull
 from stretto.server.http.state import State, state_of
 from stretto.server.ollama.models import progress_response, require_new, statuses
 from stretto.server.ollama.schemas import CreateRequest
-from stretto.server.ollama.store import Made, check_name, hash_of, plain, rebased
+from stretto.server.ollama.store import Blobs, Made, MadeModels, check_name, hash_of, plain, rebased
 from stretto.server.settings import ModelEntry, RequestLimits
 from stretto.weights import hub
 from stretto.weights.gguf import GGUF
@@ -128,7 +128,7 @@ router = make_router("Ollama")
 async def has_blob(digest: Digest, request: Request) -> Response:
     """Whether a file is here: 200 or 404."""
     require_admin(request)
-    if await asyncio.to_thread(state_of(request).blobs.find, digest) is None:
+    if await asyncio.to_thread(state_of(request).part(Blobs).find, digest) is None:
         raise ApiError(404, f"there is no file {digest[:100]} here", param="digest", code="not_found")
     return Response(status_code=200)
 
@@ -147,7 +147,7 @@ async def send_blob(digest: Digest, request: Request) -> Response:
     """Take a file for `files` of /api/create; its digest is compared."""
     require_admin(request)
     state, hash_of_it = state_of(request), hash_of(digest)
-    limits, blobs = state.settings.limits, state.blobs
+    limits, blobs = state.settings.limits, state.part(Blobs)
     given = request.headers.get("content-length", "")
     length = int(given) if given.isdigit() else None
     if length is not None and length > limits.blob:
@@ -234,12 +234,12 @@ async def create(body: CreateRequest, request: Request) -> Response:
     )
     made = rebased(own, name, base)
     if weights is None:
-        await asyncio.to_thread(state.made.add, made)
+        await asyncio.to_thread(state.part(MadeModels).add, made)
         return await progress_response(
             statuses("reading model metadata", "writing manifest", "success"), body.stream
         )
     made = replace(made, base=name)
-    state.made.check(made)
+    state.part(MadeModels).check(made)
     store = Store.default()
     started = Pull(
         state,
@@ -256,7 +256,7 @@ async def _basis(body: CreateRequest, name: str, state: State) -> tuple[_Weights
         _check_mix(body.quantize)
     if (digest := _digest(body)) is not None:
         field = "from" if body.files is None else "files"
-        path = await asyncio.to_thread(state.blobs.find, digest)
+        path = await asyncio.to_thread(state.part(Blobs).find, digest)
         if path is None:
             raise ApiError(
                 400,
@@ -274,7 +274,7 @@ async def _basis(body: CreateRequest, name: str, state: State) -> tuple[_Weights
             param="from",
             code="missing_field",
         )
-    served, base = state.made.resolve(body.from_, state.registry)
+    served, base = state.part(MadeModels).resolve(body.from_, state.registry)
     if body.quantize is None:
         return None, base
     if served.is_task or not served.path.is_file():
@@ -411,9 +411,9 @@ async def _making(started: Pull, made: Made, state: State) -> AsyncIterator[dict
             yield {"status": "writing manifest"}
             try:
                 if made == Made(made.name, made.name):  # an older model of this name is replaced all the same
-                    await asyncio.to_thread(state.made.remove, made.name)
+                    await asyncio.to_thread(state.part(MadeModels).remove, made.name)
                 else:
-                    await asyncio.to_thread(state.made.add, made)
+                    await asyncio.to_thread(state.part(MadeModels).add, made)
                 yield {"status": "success"}
             except Exception as error:
                 yield {"error": translate(error).message}

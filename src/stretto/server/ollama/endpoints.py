@@ -14,8 +14,9 @@ from starlette.responses import Response
 
 from stretto import Result, Token
 from stretto.errors import InvalidRequest
+from stretto.server.generation.answer import clamp_logprob
 from stretto.server.generation.calls import CallWatcher, ollama_calls, tool_plan
-from stretto.server.generation.chat import ollama_prompt
+from stretto.server.generation.chat import ollama_prompt, split_prompts
 from stretto.server.generation.fields import plain_options
 from stretto.server.generation.generation import Generation, begin, ended_by, started, unless_gone
 from stretto.server.generation.grammars import ollama_grammar
@@ -36,9 +37,7 @@ from stretto.server.ollama.schemas import (
     Options,
     RequestOptions,
 )
-from stretto.server.ollama.store import Made
-from stretto.server.openai.answers import lowest
-from stretto.server.openai.endpoints import prompts_of
+from stretto.server.ollama.store import Made, MadeModels
 from stretto.text.infill import infill_prompt
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.plan import ToolPlan
@@ -221,7 +220,7 @@ class _Asked:
 async def generate(body: GenerateRequest, request: Request) -> Response:
     """Answer a prompt."""
     state = state_of(request)
-    _, made = state.made.resolve(body.model, state.registry)
+    _, made = state.part(MadeModels).resolve(body.model, state.registry)
     if not body.prompt and not body.images and not body.suffix:
         return await _load(state, body, made, request, {"response": ""})
     system = body.system or made.system
@@ -241,7 +240,7 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
 async def chat(body: OllamaChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     state = state_of(request)
-    _, made = state.made.resolve(body.model, state.registry)
+    _, made = state.part(MadeModels).resolve(body.model, state.registry)
     if not body.messages:
         return await _load(state, body, made, request, {"message": {"role": "assistant", "content": ""}})
     given = [*(OllamaMessage.model_validate(one) for one in made.messages), *body.messages]
@@ -255,7 +254,7 @@ async def chat(body: OllamaChatRequest, request: Request) -> Response:
 @router.post("/api/embed")
 async def embed(body: EmbedRequest, request: Request) -> Response:
     """A vector for each text."""
-    texts = prompts_of(body.input) if body.input else []
+    texts = split_prompts(body.input) if body.input else []
     how = Vectors(dimensions=body.dimensions)
     vectors, answer = await _embedded(body.model, texts, request, how, body.options)
     found = {"model": body.model, "embeddings": vectors, **answer}
@@ -275,7 +274,7 @@ async def _embedded(
 ) -> tuple[list[list[float]], dict[str, Any]]:
     state = state_of(request)
     check_prompts("input", texts, state.settings.limits)
-    _, made = state.made.resolve(model, state.registry)
+    _, made = state.part(MadeModels).resolve(model, state.registry)
     generation = await begin(state, made.base, request, "embed")
     vectors: Any = []
     n_tokens = 0
@@ -389,7 +388,7 @@ def _logprobs(generation: Generation, tokens: list[Token], tops: int | None) -> 
 
     def entry(token: int, logprob: float | None) -> dict[str, Any]:
         data = tokenizer.token_bytes(token)
-        return {"token": tokenizer.spelled(token), "logprob": lowest(logprob), "bytes": list(data)}
+        return {"token": tokenizer.spelled(token), "logprob": clamp_logprob(logprob), "bytes": list(data)}
 
     known = [token for token in tokens if token.id is not None]
     return {

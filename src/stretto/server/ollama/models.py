@@ -16,14 +16,12 @@ from stretto.server.http.bodies import make_router
 from stretto.server.http.callers import require_admin
 from stretto.server.http.errors import ApiError, Json
 from stretto.server.http.pulls import Pull, source_of
-from stretto.server.http.served_model import ServedModel
+from stretto.server.http.served_model import ServedModel, list_capabilities
 from stretto.server.http.state import State, state_of
 from stretto.server.http.streaming import LineStream
 from stretto.server.ollama.schemas import DeleteRequest, OllamaCopyRequest, OllamaPullRequest, ShowRequest
-from stretto.server.ollama.store import Made, plain, rebased, tagged
+from stretto.server.ollama.store import Made, MadeModels, plain, rebased, tagged
 from stretto.server.settings import ModelEntry
-from stretto.text.infill import can_infill
-from stretto.text.reasoning import find_format
 from stretto.weights import hub
 from stretto.weights.folder import open_weights
 
@@ -61,7 +59,7 @@ async def ps(request: Request) -> Response:
 async def show(body: ShowRequest, request: Request) -> Response:
     """Details of a model."""
     state = state_of(request)
-    served, made = state.made.resolve(body.wanted, state.registry)
+    served, made = state.part(MadeModels).resolve(body.wanted, state.registry)
     facts = served.facts
     return Json(
         {
@@ -72,7 +70,7 @@ async def show(body: ShowRequest, request: Request) -> Response:
             "license": made.license or facts["license"],
             "details": details(served, made),
             "model_info": await asyncio.to_thread(_model_info, served),
-            "capabilities": capabilities(served),
+            "capabilities": list_capabilities(served),
             "modified_at": time_of(facts["modified"]),
         }
     )
@@ -83,7 +81,7 @@ async def pull(body: OllamaPullRequest, request: Request) -> Response:
     """Fetch a model, and serve it."""
     require_admin(request)
     state, name = state_of(request), plain(body.wanted)
-    if name in state.registry.models or name in state.made.all():
+    if name in state.registry.models or name in state.part(MadeModels).all():
         return await progress_response(statuses("pulling manifest", "success"), body.stream)
     source = source_of(re.sub(r"^(https?://)?(hf\.co|huggingface\.co)/", "", name))
     started = Pull(state, ModelEntry(name, source))
@@ -95,10 +93,10 @@ async def copy(body: OllamaCopyRequest, request: Request) -> Response:
     """Give a model one more name."""
     require_admin(request)
     state = state_of(request)
-    _, base = state.made.resolve(body.source, state.registry)
+    _, base = state.part(MadeModels).resolve(body.source, state.registry)
     require_new(state, plain(body.destination))
     name = plain(body.destination)
-    await asyncio.to_thread(state.made.add, rebased(Made(name, base.base), name, base))
+    await asyncio.to_thread(state.part(MadeModels).add, rebased(Made(name, base.base), name, base))
     return Response(status_code=200)
 
 
@@ -107,12 +105,12 @@ async def delete(body: DeleteRequest, request: Request) -> Response:
     """Delete a model that was made here, or fetched by the server; its file goes too."""
     require_admin(request)
     state, name = state_of(request), plain(body.wanted)
-    if name not in state.registry.models and await asyncio.to_thread(state.made.remove, name):
+    if name not in state.registry.models and await asyncio.to_thread(state.part(MadeModels).remove, name):
         return Response(status_code=200)
     served = state.registry.find(name)
     if not await state.registry.remove(name):
         raise ApiError(409, f"{name} is in use; wait for its requests", param="model", code="in_use")
-    await asyncio.to_thread(state.made.remove, name)
+    await asyncio.to_thread(state.part(MadeModels).remove, name)
     source = served.entry.source
     if any(other.entry.source == source for other in state.registry.models.values()):
         return Response(status_code=200)  # another served model has the same file
@@ -135,28 +133,13 @@ def details(served: ServedModel, made: Made | None = None) -> dict[str, Any]:
     }
 
 
-def capabilities(served: ServedModel) -> list[str]:
-    """What a model can do, by what its file says."""
-    facts, verbs = served.facts, served.facts["verbs"]
-    generates = "generate" in verbs
-    extra = {
-        "completion": generates,
-        "embedding": "embed" in verbs,
-        "tools": generates and "tools" in facts["template"],
-        "vision": facts["vision"],
-        "thinking": generates and find_format(facts["template"]) is not None,
-        "insert": served.llm is not None and generates and can_infill(served.llm.tokenizer),
-    }
-    return [name for name, there in extra.items() if there]
-
-
 def time_of(seconds: float) -> str:
     """A time as Ollama's clients read it."""
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
 
 
 def _all(state: State) -> list[tuple[Made, ServedModel]]:
-    models, made_here = state.registry.models, state.made.all()
+    models, made_here = state.registry.models, state.part(MadeModels).all()
     own = [(Made(name, name), served) for name, served in models.items() if name not in made_here]
     return own + [(made, models[made.base]) for made in made_here.values() if made.base in models]
 

@@ -8,25 +8,16 @@ from collections import Counter
 from secrets import token_hex
 from typing import Any
 
-from stretto import Result, Token, __version__
+from stretto import Result, Token
 from stretto.engine.types import PromptStep
+from stretto.server.generation.answer import FINGERPRINT, clamp_logprob
 from stretto.server.generation.calls import CallWatcher, call_deltas, openai_calls
 from stretto.server.generation.generation import Generation, progress_field, usage
-from stretto.server.generation.requests import (
-    ChatRequest,
-    Message,
-    NamedFunction,
-    NamedTool,
-    StreamOptions,
-    Tool,
-    ToolCall,
-)
+from stretto.server.generation.requests import StreamOptions
 from stretto.server.http.errors import ApiError, body_of, dumps
 from stretto.server.http.streaming import DONE, event
 from stretto.tools.plan import ToolPlan
 
-FINGERPRINT = f"stretto-{__version__}"
-LOWEST = -9999.0  # stands for −∞, which JSON does not have
 REASONS = {"stop": "stop"} | dict.fromkeys(("length", "repetition", "timeout", "cancelled"), "length")
 
 REASONING = ("reasoning_content", "reasoning")  # DeepSeek's and llama-server's name; vLLM's and OpenRouter's
@@ -122,7 +113,11 @@ class Shape:
         """Log-probabilities of a prompt's tokens as vLLM has them: by id, None for the first."""
 
         def entry(token: int, logprob: float | None, rank: int | None) -> dict[str, Any]:
-            return {"logprob": lowest(logprob), "rank": rank, "decoded_token": self.tokenizer.spelled(token)}
+            return {
+                "logprob": clamp_logprob(logprob),
+                "rank": rank,
+                "decoded_token": self.tokenizer.spelled(token),
+            }
 
         found: list[dict[str, Any] | None] = [None]
         for token in self.scored[index][1:]:
@@ -221,7 +216,7 @@ class Shape:
             at += len(token.text)
         return {
             "tokens": [self.shown(token.id) for token in known],
-            "token_logprobs": [lowest(token.logprob) for token in known],
+            "token_logprobs": [clamp_logprob(token.logprob) for token in known],
             "top_logprobs": [self._best(token) for token in known],
             "text_offset": offsets,
             **({} if self.prompts is None else self._ids_of_logprobs(known)),
@@ -234,8 +229,8 @@ class Shape:
         """
         best: dict[str, float] = {}
         for one in token.top[: self.tops]:
-            best.setdefault(self.shown(one.token), lowest(one.logprob))
-        best.setdefault(self.shown(token.id), lowest(token.logprob))
+            best.setdefault(self.shown(one.token), clamp_logprob(one.logprob))
+        best.setdefault(self.shown(token.id), clamp_logprob(token.logprob))
         return best
 
     def _ids_of_logprobs(self, tokens: list[Token]) -> dict[str, Any]:
@@ -244,7 +239,11 @@ class Shape:
             "token_ids": [token.id for token in tokens],
             "top_tokens": [
                 [
-                    {"token": self.shown(one.token), "token_id": one.token, "logprob": lowest(one.logprob)}
+                    {
+                        "token": self.shown(one.token),
+                        "token_id": one.token,
+                        "logprob": clamp_logprob(one.logprob),
+                    }
                     for one in token.top[: self.tops]
                 ]
                 for token in tokens
@@ -381,7 +380,7 @@ class ChatShape(Shape):
 
     def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         data = self.tokenizer.token_bytes(token) or self.tokenizer.spelled(token).encode()
-        entry = {"token": self.shown(token), "logprob": lowest(logprob), "bytes": list(data)}
+        entry = {"token": self.shown(token), "logprob": clamp_logprob(logprob), "bytes": list(data)}
         return entry if self.prompts is None else {**entry, "token_id": token}
 
 
@@ -389,11 +388,6 @@ def text_fields(text: str, is_reasoning: bool) -> str:
     """The fields of a delta that have a text, which is JSON; reasoning has both of its names."""
     names = REASONING if is_reasoning else ("content",)
     return ",".join(f'"{name}":{text}' for name in names)
-
-
-def lowest(logprob: float | None) -> float:
-    """A log-probability that JSON can hold."""
-    return LOWEST if logprob is None else max(LOWEST, logprob)
 
 
 def stop_reason(result: Result) -> str | int | None:
@@ -492,53 +486,6 @@ class Chunks:
     def failed(self, error: ApiError) -> bytes:
         """The error is an event too, and the last one."""
         return event(body_of(error, "/v1/")).encode()
-
-
-# `functions` and `function_call`, which OpenAI's clients sent before there were tools.
-
-
-def with_tools(body: ChatRequest) -> ChatRequest:
-    """A chat request whose functions, and the messages about them, are those of tools."""
-    messages = _messages(body.messages)
-    if body.functions is None:
-        if body.function_call is not None:
-            raise ApiError(400, "function_call needs functions", param="function_call", code="invalid_value")
-        return body if messages is body.messages else body.model_copy(update={"messages": messages})
-    if body.tools is not None or body.tool_choice is not None:
-        raise ApiError(400, "functions and tools say the same; give tools", param="functions")
-    choice: Any = body.function_call
-    if isinstance(choice, NamedFunction):
-        choice = NamedTool(type="function", function=choice)
-    tools = [Tool(type="function", function=function) for function in body.functions]
-    changed = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
-    changed |= {"functions": None, "function_call": None}
-    return body.model_copy(update={**changed, "messages": messages})
-
-
-def _messages(messages: list[Message]) -> list[Message]:
-    """Messages with calls and results as those of tools; the ids that connect them are made here."""
-    if not any(message.role == "function" or message.function_call for message in messages):
-        return messages
-    found: list[Message] = []
-    last: dict[str, str] = {}  # the id of the last call of each function
-    for number, message in enumerate(messages):
-        if (call := message.function_call) is not None:
-            last[call.name] = name = f"call{number:05}"
-            tool_call = ToolCall(id=name, type="function", function=call)
-            message = message.model_copy(update={"tool_calls": [tool_call], "function_call": None})
-        elif message.role == "function":
-            answered = last.get(message.name or "")
-            if answered is None:
-                param = f"messages[{number}].name"
-                raise ApiError(
-                    400,
-                    f"{param} names no function that was called before",
-                    param=param,
-                    code="invalid_value",
-                )
-            message = message.model_copy(update={"role": "tool", "tool_call_id": answered})
-        found.append(message)
-    return found
 
 
 class FunctionShape(ChatShape):

@@ -6,7 +6,7 @@ import asyncio
 import base64
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timezone
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import Query, Request
@@ -15,7 +15,17 @@ from starlette.responses import Response
 from stretto import Result, Token
 from stretto.engine.types import Timings, Usage
 from stretto.llm import LLM
-from stretto.server.generation.chat import ids_of, is_mixed, last_answer, mixed_ids, options_of, planned
+from stretto.server.generation.chat import (
+    ids_of,
+    is_mixed,
+    last_answer,
+    mixed_ids,
+    options_of,
+    planned,
+    replace_functions,
+    split_prompts,
+    unwrap_text,
+)
 from stretto.server.generation.generation import Generation, begin, started, unless_gone
 from stretto.server.generation.grammars import grammar_of, shaping_fields
 from stretto.server.generation.kept import check_pin, pin, remember
@@ -30,19 +40,16 @@ from stretto.server.generation.requests import (
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
-    PromptParts,
-    PromptString,
     Sampling,
 )
 from stretto.server.generation.vectors import Vectors, embedded
 from stretto.server.http.bodies import make_router
 from stretto.server.http.errors import ApiError, Json, translate, unsupported
 from stretto.server.http.registry import choose_adapter
-from stretto.server.http.served_model import ServedModel, context_of
+from stretto.server.http.served_model import ServedModel, context_of, list_capabilities
 from stretto.server.http.state import state_of
 from stretto.server.http.streaming import EVENTS, PIECE_VALUES, Streamed, long_json
-from stretto.server.ollama.models import capabilities
-from stretto.server.openai.answers import ChatShape, Chunks, FunctionShape, Shape, with_tools
+from stretto.server.openai.answers import ChatShape, Chunks, FunctionShape, Shape
 from stretto.server.settings import RequestLimits, Settings
 from stretto.tasks import TaskModel
 from stretto.text.infill import infill_prompt
@@ -191,7 +198,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     check_echo(body)
     options = completion_options(body, state.settings.limits)
     options.update(grammar_of(body, state.settings.limits))
-    prompts = prompts_of(body.prompt)
+    prompts = split_prompts(body.prompt)
     check_prompts("prompt", prompts, state.settings.limits)
     check_suffix(body, prompts, state.settings.limits)
     several = "best_of" if "best_of" in options else "n"
@@ -224,7 +231,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     state = state_of(request)
     legacy = body.functions is not None
-    body = with_tools(body)
+    body = replace_functions(body)
     options = options_of(body, state.settings.limits)
     check_at_most("n", options["n"], state.settings.max_running)
 
@@ -370,7 +377,7 @@ async def _answer(
 async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     """A vector for each text: its final hidden states, pooled."""
     state = state_of(request)
-    texts = [plain_text(one) for one in prompts_of(body.input)]
+    texts = [unwrap_text(one) for one in split_prompts(body.input)]
     check_prompts("input", texts, state.settings.limits)
     generation = await begin(state, body.model, request, "embed")
     try:
@@ -392,22 +399,6 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         "timings": generation.spent(),
     }
     return await long_json(answer, sum(len(vector) for vector in vectors))
-
-
-def prompts_of(given: Any) -> list[Any]:
-    """A prompt or a list of prompts as a list; a list with ids in it is one prompt."""
-    if not isinstance(given, list) or isinstance(given[0], int) or is_mixed(given):
-        return [given]
-    return list(given)
-
-
-def plain_text(given: Any) -> str | list[Any]:
-    """A text or a list of ids and texts, of which an object holds one."""
-    if isinstance(given, PromptString):
-        return given.prompt_string
-    if isinstance(given, PromptParts):
-        return "".join(part.text for part in given.content)
-    return cast("str | list[Any]", given)
 
 
 def check_one(prompts: list[Any], name: str) -> list[Any]:
@@ -454,7 +445,7 @@ def _model(name: str, served: ServedModel, settings: Settings) -> dict[str, Any]
 
 def _for_llama(name: str, served: ServedModel) -> dict[str, Any]:
     """A model as llama-server's clients read it, which look for what it can do."""
-    able = capabilities(served)
+    able = list_capabilities(served)
     if "vision" in able:
         able.append("multimodal")
     return {"name": name, "model": name, "type": "model", "capabilities": able}

@@ -33,7 +33,6 @@ from stretto.server.http.served_model import ServedModel
 from stretto.server.http.state import state_of
 from stretto.server.http.streaming import DONE, EVENTS, Streamed, event, long_json
 from stretto.server.http.usage import cpu_seconds
-from stretto.server.llama_cpp.metrics import start_header
 from stretto.text.tokenizer import Tokenizer
 
 # Parallel runs as answers: steps as events, and what their members attend to, in brief.
@@ -195,7 +194,7 @@ async def health(request: Request) -> Response:
 async def prometheus(request: Request) -> Response:
     """Metrics for Prometheus; those of llama-server under its names too."""
     state = state_of(request)
-    started = start_header(time.monotonic() - state.started)
+    started = metrics.start_header(time.monotonic() - state.started)
     return PlainTextResponse(metrics.render(state), media_type=metrics.PROMETHEUS, headers=started)
 
 

@@ -1,6 +1,7 @@
-"""What hosting services ask of a container: SageMaker `/ping` and `/invocations`, Vertex AI `/predict`.
+"""Endpoints under paths of others: llama-server's, and those that hosting services ask of a container.
 
-Their bodies are those of OpenAI's endpoints.
+llama-server has OpenAI's endpoints without `/v1` too. SageMaker's `/ping` and `/invocations` and Vertex AI's
+`/predict` take the bodies of OpenAI's endpoints.
 """
 
 from __future__ import annotations
@@ -13,16 +14,30 @@ from fastapi import Request
 from pydantic import Field, RootModel
 from starlette.responses import Response
 
+from stretto.server.generation.chat import continue_last_answer
 from stretto.server.generation.fields import Body, ForModel
 from stretto.server.generation.options import check_at_most
 from stretto.server.generation.requests import ChatRequest, CompletionRequest, EmbeddingRequest
 from stretto.server.http.bodies import make_router, validated
 from stretto.server.http.errors import ApiError, Json
 from stretto.server.http.state import state_of
-from stretto.server.openai import endpoints
+from stretto.server.openai import endpoints, responses
 from stretto.server.own import tasks
 
+llama_router = make_router("llama-server")
 router = make_router("Hosting")
+
+llama_router.get("/models")(endpoints.models)
+llama_router.post("/responses")(responses.create)
+for _path in ("/rerank", "/v1/reranking", "/v2/rerank"):
+    llama_router.post(_path)(tasks.rerank)
+
+
+@llama_router.post("/chat/completions")
+async def chat(body: ChatRequest, request: Request) -> Response:
+    """Answer a conversation; a last message of the assistant is continued."""
+    return await endpoints.chat(continue_last_answer(body), request)
+
 
 FORMAT = "@requestFormat"  # of an instance: what its other fields are
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
