@@ -19,9 +19,8 @@ def state_with(llm):
     model = ServedModel(ModelEntry("m", "m"), Path("m"), 0, {"verbs": llm.verbs}, llm=llm, loads=1)
     registry = SimpleNamespace(models={"m": model}, loaded_bytes=0, limit=0)
     traffic = SimpleNamespace(answered={}, active=0)
-    return SimpleNamespace(
-        registry=registry, traffic=traffic, labels={}, part=lambda kind, made=Scrapes(): made
-    )
+    scrapes = Scrapes()
+    return SimpleNamespace(registry=registry, traffic=traffic, labels={}, part=lambda kind: scrapes)
 
 
 def test_slots_are_shown_where_there_are_any():

@@ -25,10 +25,9 @@ from stretto.llm import LLM
 from stretto.llm.prompts import conversation_ids, known_template
 from stretto.server.anthropic import endpoints
 from stretto.server.anthropic.schemas import MessagesRequest
-from stretto.server.generation.chat import as_message, granted, name_answers, thinking_of
+from stretto.server.generation.chat import as_message, granted, name_answers, replace_functions, thinking_of
 from stretto.server.generation.requests import ChatRequest, ImagePart
 from stretto.server.openai import responses_request
-from stretto.server.openai.answers import with_tools
 from stretto.server.openai.responses_request import ResponseRequest
 from stretto.text.arguments import thinking_arguments
 from stretto.text.loading import load_template_of, load_tokenizer_of
@@ -128,7 +127,7 @@ class TextModel:
     def _chat(
         self, body: ChatRequest, arguments: Mapping[str, Any] | None = None, think: object = None
     ) -> list[int]:
-        body = with_tools(body)
+        body = replace_functions(body)
         ending: dict[str, Any] = {}
         if body.add_generation_prompt is False:
             ending["add_generation_prompt"] = False
