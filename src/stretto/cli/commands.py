@@ -29,7 +29,7 @@ FUNCTIONS = {"eval": "eval_"}  # where the name is Python's own
 # Modules of several commands; others have a module of their own name here.
 FAMILIES = {
     "models": "rm",
-    "perplexity": "eval score",
+    "perplexity": "score",
     "quantize": "convert imatrix merge",
     "servers": "ps stop",
     "tasks": "classify detect embed read rerank segment transcribe",

