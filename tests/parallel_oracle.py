@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from stretto.backends.base import host_rows
 from stretto.backends.batch import Batch
 from stretto.cache.cells import Cells
-from stretto.engine.rows import host_rows
 from stretto.llm import LLM
 from stretto.testing import byte_tokenizer
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from stretto.backends.base import host_rows
 from stretto.backends.batch import Batch, Decoding
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache.cells import Cells
-from stretto.engine.rows import host_rows
 from stretto.models import read_spec
 from stretto.weights.gguf import GGUF
 

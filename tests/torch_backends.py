@@ -9,9 +9,9 @@ import os
 import numpy as np
 import pytest
 
+from stretto.backends.base import host_rows
 from stretto.backends.torch.device import is_interpreting, missing
 from stretto.cache.cells import Cells
-from stretto.engine.rows import host_rows
 from tiny_models import ALL, in_slots, text_batch, tiny_file, tiny_spec
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'stretto[cuda]'")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stretto.backends.base import Batch
     from stretto.drafts import DraftModel, PromptLookup
     from stretto.engine import Limits, Result, Sequence, Step, Token
-    from stretto.engine.options import Options
+    from stretto.engine.params import Options
     from stretto.engine.types import ToolCall
     from stretto.errors import (
         CacheFull,
@@ -55,7 +55,7 @@ _HOMES = {
     "stretto.backends.base": ("Batch",),
     "stretto.drafts": ("DraftModel", "PromptLookup"),
     "stretto.engine": ("Limits", "Result", "Sequence", "Step", "Token"),
-    "stretto.engine.options": ("Options",),
+    "stretto.engine.params": ("Options",),
     "stretto.engine.types": ("ToolCall",),
     "stretto.errors": (
         "CacheFull",

@@ -9,7 +9,7 @@ import pytest
 
 from stretto.backends.batch import Batch
 from stretto.backends.llama_cells import LlamaCells
-from stretto.backends.llama_library import NoSlot
+from stretto.backends.llama_library import NoRoom
 from stretto.backends.llamacpp import LlamaBackend
 from stretto.cache.cells import Cells
 from stretto.errors import CacheFull, Unsupported
@@ -49,7 +49,7 @@ class Stand:
     def decode(self, rows, hidden=False):
         assert 0 < len(rows) <= self.n_batch
         if len({id(e) for held in self.sequences.values() for e in held.values()}) + len(rows) > self.n_ctx:
-            raise NoSlot("no room")
+            raise NoRoom("no room")
         wanted = []
         for token, position, sequence, is_wanted in rows:
             held = self.sequences[sequence]

@@ -5,7 +5,7 @@ import pytest
 
 import stretto
 from strange_models import mamba, xverse
-from stretto.backends import llama_package
+from stretto.backends import llama_library
 from stretto.errors import ModelError, RouteWarning, Unsupported, UnsupportedModel
 from stretto.loading.choose import check_download
 from stretto.loading.open import survey
@@ -176,7 +176,7 @@ def test_a_cache_that_does_not_fit_is_refused_before_it_is_made(lc, strange, mon
 
 
 def test_without_the_package_it_is_named(strange, smollm2_path, monkeypatch):
-    monkeypatch.setattr(llama_package, "find_spec", lambda name: None)
+    monkeypatch.setattr(llama_library, "find_spec", lambda name: None)
     with pytest.raises(Unsupported, match=r"pip install 'stretto\[llamacpp\]'"):
         stretto.load(smollm2_path, backend="llamacpp", **FEW)
     with pytest.raises(

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from strange_models import mamba, xverse
-from stretto.backends import llama_package
+from stretto.backends import llama_library
 from stretto.backends.base import BackendOptions
 from stretto.backends.registry import serving
 from stretto.loading import choose
@@ -21,7 +21,7 @@ OPTIONS = BackendOptions("cpu", 64, 1, memory=1 << 40)
 
 @pytest.fixture(autouse=True)
 def with_package(monkeypatch):
-    monkeypatch.setattr(llama_package, "find_spec", lambda name: object())
+    monkeypatch.setattr(llama_library, "find_spec", lambda name: object())
 
 
 def refusals(file, spec, problem=None, pairs=None, options=OPTIONS):

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 import stretto
-from stretto.engine.branch import Branching
-from stretto.engine.options import Options
-from stretto.engine.params import NAMES, SAMPLING_NAMES, RequestParams
+from stretto.engine.params import NAMES, SAMPLING_NAMES, Branching, Options, RequestParams
 from stretto.options import generating, loading
 from stretto.options.documenting import page
 from stretto.options.keywords import Keywords, ParallelOptions

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from parallel_oracle import by_mask, isolated, recorded, tiny_llm, visible, who_sees_whom
+from stretto.backends.base import host_rows
 from stretto.backends.batch import Batch
 from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache.cells import Cells
-from stretto.engine.rows import host_rows
 from stretto.models import read_spec
 from stretto.weights.gguf import GGUF
 from stretto.weights.writer import write_gguf

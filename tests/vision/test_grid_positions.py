@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from stretto import _native
+from stretto.backends.base import host_rows
 from stretto.backends.batch import Batch
 from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache.cells import Cells
 from stretto.cache.lags import reach
-from stretto.engine.rows import host_rows
 from stretto.errors import InvalidRequest, ModelError
 from stretto.models import read_spec
 from tiny_models import tiny_file

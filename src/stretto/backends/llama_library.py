@@ -14,14 +14,29 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.llama_package import missing
 from stretto.errors import CacheFull, ModelError, StrettoError, Unsupported
+
+PACKAGE = "llama_cpp"
+
+
+def missing(device: str = "cpu") -> str:
+    """What has to be installed, "" if nothing."""
+    return "" if find_spec(PACKAGE) else "llama-cpp-python is not installed: pip install 'stretto[llamacpp]'"
+
+
+def version() -> str:
+    """As "llama-cpp-python 0.3.36"."""
+    from importlib.metadata import version as version_of
+
+    return f"llama-cpp-python {version_of('llama-cpp-python')}"
+
 
 Floats = NDArray[np.float32]
 Row = tuple[int, int, int, bool]  # token, position, sequence, whether its output is wanted
@@ -36,7 +51,7 @@ _messages: list[str] = []  # the last errors that it logged
 _callbacks: list[Any] = []  # referenced for as long as the library may call them
 
 
-class NoSlot(StrettoError):
+class NoRoom(StrettoError):
     """The library found no room for a batch in its cache; nothing was changed."""
 
 
@@ -127,7 +142,7 @@ class Llama:
         lc.llama_set_embeddings(context, hidden)
         status = lc.llama_decode(context, batch)
         if status == 1:
-            raise NoSlot("no room")
+            raise NoRoom("no room")
         if status:
             raise StrettoError(f"llama.cpp failed with status {status}: {_said()}")
         read, width = (

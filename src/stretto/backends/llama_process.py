@@ -24,8 +24,7 @@ from typing import IO, Any
 import numpy as np
 
 from stretto.backends import llama_library
-from stretto.backends.llama_library import Floats, NoSlot, Row
-from stretto.backends.llama_package import missing, version
+from stretto.backends.llama_library import Floats, NoRoom, Row, missing, version
 from stretto.errors import ModelError, StrettoError, Unsupported
 
 END_SECONDS = 10.0  # to free a model; killed after that
@@ -108,8 +107,8 @@ class LlamaProcess:
             return ModelError(message, path=self._path)
         if name == "Unsupported":
             return Unsupported(f"{self._path}: {message}", param="backend", value="llamacpp")
-        if name == "NoSlot":
-            return NoSlot(message)
+        if name == "NoRoom":
+            return NoRoom(message)
         return StrettoError(message if name == "StrettoError" else f"llama.cpp: {name}: {message}")
 
     def _ended(self) -> LibraryEnded:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from stretto.backends.base import Batch, Capabilities, FusedRun, NoSlots
 from stretto.backends.batch import Placement
 from stretto.backends.llama_cells import LlamaCells, Lost
-from stretto.backends.llama_library import NoSlot, Row, full
+from stretto.backends.llama_library import NoRoom, Row, full
 from stretto.backends.llama_process import LlamaProcess
 from stretto.errors import InvalidRequest, ModelError, Unsupported
 from stretto.models.spec import ModelSpec
@@ -138,16 +138,16 @@ class LlamaBackend(NoSlots):
         """Run rows; if there is no room, without what was freed, and then without what is idle."""
         try:
             return self._llama.decode(rows, hidden)
-        except NoSlot:
+        except NoRoom:
             self._cells.purge(table)
         try:
             return self._llama.decode(rows, hidden)
-        except NoSlot:
+        except NoRoom:
             if not self._cells.evict_idle():
                 raise full(len(rows), self._llama.n_ctx) from None
         try:
             return self._llama.decode(rows, hidden)
-        except NoSlot:
+        except NoRoom:
             raise full(len(rows), self._llama.n_ctx) from None
 
     def loop(self, run: FusedRun) -> tuple[list[int], Floats]:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.base import AUTOMATIC, PROVIDERS
-from stretto.errors import InvalidRequest, ModelError, RouteWarning, Unsupported
+from stretto.errors import ModelError, RouteWarning, Unsupported, wrong_value
 from stretto.weights.onnx import OnnxFile, OnnxLimits, files_stamp, read_onnx
 
 CPU = PROVIDERS["cpu"][0]
@@ -254,7 +254,7 @@ def _parse_device(device: str) -> tuple[str, int]:
     known = name == "auto" or name in PROVIDERS
     if not known or (colon and (name not in INDEXED or not number.isdecimal() or len(number) > 4)):
         allowed = ", ".join(map(repr, ("auto", *PROVIDERS)))
-        raise InvalidRequest(f"device must be one of {allowed}, not {device!r}", param="device", value=device)
+        raise wrong_value("device", device, f"one of {allowed}")
     return name, int(number or 0)
 
 
@@ -307,7 +307,7 @@ def _open(
 
 def _settings(runtime: Any, threads: int | None, fast: bool, spin: bool) -> Any:
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-        raise InvalidRequest(f"threads must be at least 1, not {threads!r}", param="threads", value=threads)
+        raise wrong_value("threads", threads, "at least 1")
     settings = runtime.SessionOptions()
     settings.log_severity_level = LOG_ERRORS_ONLY
     settings.intra_op_num_threads = threads or _usable_cpus()

@@ -137,13 +137,13 @@ def _llamacpp_refuses(file: GGUF, spec: ModelSpec) -> str:
 
 
 def _llamacpp_missing(device: str) -> str:
-    from stretto.backends.llama_package import missing
+    from stretto.backends.llama_library import missing
 
     return missing(device)
 
 
 def _llamacpp_version() -> str:
-    from stretto.backends.llama_package import version
+    from stretto.backends.llama_library import version
 
     return version()
 

@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from stretto.cache.checks import MAX_POSITION, check_id, check_integers, check_members, check_range
 from stretto.cache.state import CellState
 from stretto.cache.views import View, follow_up_each
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, wrong_value
 
 Ints = NDArray[np.int32]
 
@@ -380,7 +380,7 @@ class Cells(CellState):
         self._recover()
         chosen = self._range(sequence, start, stop).copy()
         if isinstance(delta, bool) or not isinstance(delta, (int, np.integer)):
-            raise InvalidRequest(f"delta must be an integer, not {delta!r}", param="delta", value=delta)
+            raise wrong_value("delta", delta, "an integer")
         if not len(chosen) or delta == 0:
             return chosen[:0]
         if self.slots is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, wrong_value
 
 MAX_POSITION = (1 << 31) - 1
 INTEGERS = {int}  # and not bool
@@ -17,9 +17,7 @@ def check_range(start: int, stop: int | None) -> None:
         if value is None and name == "stop":
             continue
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
-            raise InvalidRequest(
-                f"{name} must be a position, 0 or more, not {value!r}", param=name, value=value
-            )
+            raise wrong_value(name, value, "a position, 0 or more")
     if stop is not None and stop < start:
         raise InvalidRequest(
             f"start {start} lies behind stop {stop}; ranges are start ≤ position < stop",
@@ -54,9 +52,7 @@ def check_integers(values: ArrayLike, name: str, least: int) -> list[int]:
         try:
             array = np.asarray(values)
         except ValueError:  # lists of different lengths
-            raise InvalidRequest(
-                f"{name} must be a list of integers, not {values!r}", param=name, value=values
-            ) from None
+            raise wrong_value(name, values, "a list of integers") from None
         if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
             raise InvalidRequest(
                 f"{name} must be a list of integers, not {array.dtype} of shape {array.shape}", param=name

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.cache.snapshot_parts import STATE_KEYS, SavedImages, SavedStates
-from stretto.errors import InvalidRequest, SnapshotError
+from stretto.errors import SnapshotError, wrong_value
 
 # The adapters that a saved sequence was computed with, as text of its head.
 
@@ -260,7 +260,7 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
     """A path as `Path`; raises if it cannot be one of a file. The file system is not touched."""
     name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(name, str) or not name or "\0" in name:
-        raise InvalidRequest(f"path must be the path of a file, not {path!r}", param="path", value=path)
+        raise wrong_value("path", path, "the path of a file")
     return Path(name)
 
 

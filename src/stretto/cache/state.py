@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from stretto.cache.slots import Slots
 from stretto.cache.views import View
-from stretto.errors import CacheFull, InvalidRequest
+from stretto.errors import CacheFull, wrong_value
 
 # Edits of the table of cells that may be interrupted anywhere: what they will change is noted first.
 #
@@ -110,9 +110,7 @@ class CellState:
 
     def __init__(self, n_cells: int, slots: Slots | None = None) -> None:
         if isinstance(n_cells, bool) or not isinstance(n_cells, int) or not 1 <= n_cells <= 1 << 30:
-            raise InvalidRequest(
-                f"cells must be an integer from 1 to 2^30, not {n_cells!r}", param="cells", value=n_cells
-            )
+            raise wrong_value("cells", n_cells, "an integer from 1 to 2^30")
         self.n_cells = n_cells
         self.slots = slots  # the states of recurrent layers, if the model has any
         self.positions = np.full(n_cells, -1, np.int32)

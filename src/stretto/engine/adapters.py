@@ -10,7 +10,7 @@ from pathlib import Path
 from stretto.backends.base import Adapts, Backend, LoRA, Mix
 from stretto.cache.snapshot_head import SavedAdapter
 from stretto.engine.track import Track
-from stretto.errors import InvalidRequest, SnapshotError, Unsupported
+from stretto.errors import InvalidRequest, SnapshotError, Unsupported, wrong_value
 from stretto.sampling.params import check_number
 
 MAX_PARTS = 16  # adapters that one request may mix
@@ -70,11 +70,7 @@ class Adapters(Mapping[str, AdapterInfo]):
     def check_free(self, name: str) -> None:
         """Raise unless an adapter can get this name."""
         if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise InvalidRequest(
-                f"name must be up to 64 letters, digits, '.', '_' and '-', not {name!r:.80}",
-                param="name",
-                value=name,
-            )
+            raise wrong_value("name", name, "up to 64 letters, digits, '.', '_' and '-'")
         if name in self._loaded:
             raise InvalidRequest(
                 f"an adapter {name!r} is loaded already, from {self._loaded[name].path}; unload it first",
@@ -155,11 +151,7 @@ def adapter_parts(adapter: object) -> Parts:
     if isinstance(adapter, str):
         return ((adapter, 1.0),)
     if not isinstance(adapter, Mapping) or not all(isinstance(name, str) for name in adapter):
-        raise InvalidRequest(
-            f"adapter must be the name of one, or names with a scale for each, not {adapter!r:.80}",
-            param="adapter",
-            value=adapter,
-        )
+        raise wrong_value("adapter", adapter, "the name of one, or names with a scale for each")
     if len(adapter) > MAX_PARTS:
         raise InvalidRequest(
             f"adapter names {len(adapter)} adapters; at most {MAX_PARTS} can be mixed", param="adapter"

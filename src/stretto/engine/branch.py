@@ -6,8 +6,6 @@ forked where two of the best hypotheses share a past. All run in the same steps 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +15,12 @@ from stretto.engine.adapters import check_same
 from stretto.engine.decoders.plain import PlainDecoder
 from stretto.engine.engine import Engine
 from stretto.engine.output import TextOutput, Thoughts
-from stretto.engine.params import RequestParams, check_combinations
+from stretto.engine.params import Branching, RequestParams
 from stretto.engine.request import Request
 from stretto.engine.sequence import Sequence, track_in
 from stretto.engine.track import Track
 from stretto.engine.types import Result
 from stretto.errors import ContextOverflow, InvalidRequest
-from stretto.options.documenting import documented
-from stretto.options.generating import BRANCHING, MAX_BRANCHES
 from stretto.sampling.rng import RandomStream
 from stretto.text.reasoning import Reasoning
 
@@ -33,43 +29,6 @@ if TYPE_CHECKING:
     from stretto.structured import Constraint, Guide
 
 Prompt = list[int] | Sequence
-
-
-@documented(BRANCHING)
-@dataclass(frozen=True)
-class Branching:
-    """How many texts come from a prompt, and how they are found."""
-
-    n: int | None = None
-    best_of: int | None = None
-    beams: int | None = None
-    length_penalty: float = 1.0
-
-    def __post_init__(self) -> None:
-        for option in BRANCHING:
-            option.check(getattr(self, option.name))
-        for name in ("best_of", "beams"):
-            if (self.n or 1) > (getattr(self, name) or MAX_BRANCHES):
-                raise InvalidRequest(
-                    f"n is {self.n}, which is more than {name}={getattr(self, name)}", param="n", value=self.n
-                )
-        if self.length_penalty != 1.0 and self.beams is None:
-            raise InvalidRequest("length_penalty is for beams", param="length_penalty")
-
-    @property
-    def plain(self) -> bool:
-        """Whether one text is all that is asked for."""
-        return self.n is None and self.best_of is None and self.beams is None
-
-
-NAMES = tuple(field.name for field in fields(Branching))
-
-
-def branching(options: Mapping[str, Any]) -> tuple[Branching, dict[str, Any]]:
-    """What of some options says how to branch, and the rest of them; pairs without a meaning are refused."""
-    check_combinations(options)
-    found = Branching(**{name: options[name] for name in NAMES if name in options})
-    return found, {name: value for name, value in options.items() if name not in NAMES}
 
 
 class Branches:

@@ -12,7 +12,7 @@ from stretto.cache.lags import lag_before
 from stretto.engine.runner import Runner
 from stretto.engine.tokens import refuse_cut
 from stretto.engine.track import Track
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, wrong_value
 
 Compute = Callable[[Track], None]  # computes the pending tokens of a track
 
@@ -88,12 +88,12 @@ def check_shift(start: int, stop: int | None, by: int) -> tuple[int, int | None,
     stop = None if stop is None else check_position("stop", stop)
     check_range(start, stop)
     if isinstance(by, bool) or not isinstance(by, (int, np.integer)):
-        raise InvalidRequest(f"by must be a number of positions, not {by!r}", param="by")
+        raise wrong_value("by", by, "a number of positions")
     return start, stop, int(by)
 
 
 def check_position(name: str, value: int) -> int:
     """A position as an integer, 0 or more."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
-        raise InvalidRequest(f"{name} must be a position, 0 or more, not {value!r}", param=name)
+        raise wrong_value(name, value, "a position, 0 or more")
     return int(value)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,10 +23,9 @@ from stretto.engine.decoders.passes import LogitsPass
 from stretto.engine.encoding import Encoding
 from stretto.engine.limits import Limits
 from stretto.engine.metrics import Metrics, StepLog
-from stretto.engine.plan import Plan
-from stretto.engine.request import Request
+from stretto.engine.request import AnyRequest, Request
 from stretto.engine.runner import Runner
-from stretto.engine.scheduler import Scheduler
+from stretto.engine.scheduler import Plan, Scheduler
 from stretto.engine.steps import FusedLoop, StepForm, step_forms
 from stretto.engine.track import Track
 from stretto.errors import InvalidRequest, QueueFull
@@ -72,8 +71,6 @@ class LockQueue:
             with self._changed:
                 self._changed.wait_for(lambda: not self._n, LOCK_HANDOFF_SECONDS)
 
-
-AnyRequest = Request[Any]
 
 WAIT_SECONDS = 0.01  # for a notification; the thread that holds the lock may not be stepping
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from stretto.backends.base import Row, fetch_rows
 from stretto.engine.request import Request
-from stretto.engine.rows import Row, fetch_rows
 from stretto.errors import InvalidRequest
 from stretto.hooks import HookRow
 

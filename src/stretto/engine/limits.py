@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from stretto.errors import InvalidRequest
+from stretto.errors import wrong_value
 from stretto.options.names import refusing_unknown_fields
 from stretto.sampling.params import check_integer, check_number
 
@@ -44,11 +44,7 @@ class Limits:
     def of(cls, given: object) -> Limits:
         """The limits that a caller gave; the usual ones for None."""
         if given is not None and not isinstance(given, Limits):
-            raise InvalidRequest(
-                f"limits must be a stretto.Limits, as Limits(max_running=8), not {given!r:.100}",
-                param="limits",
-                value=given,
-            )
+            raise wrong_value("limits", given, "a stretto.Limits, as Limits(max_running=8)")
         return given or Limits()
 
     def on(self, backend: object) -> Limits:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,15 +13,20 @@ from numpy.typing import NDArray
 from stretto.engine.adapters import Parts, adapter_parts
 from stretto.engine.repeats import RepeatGuard
 from stretto.engine.types import Token
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, wrong_value
 from stretto.hooks import NativeHook
-from stretto.options.generating import BY_NAME, GENERATE
-from stretto.options.names import unknown_name
+from stretto.options.documenting import documented
+from stretto.options.generating import BRANCHING, BY_NAME, GENERATE, MAX_BRANCHES, OPTIONS
+from stretto.options.names import check_names
 from stretto.options.option import value_remedy
 from stretto.sampling.params import SamplingParams, check_integer
+from stretto.text.arguments import check_mapping
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from stretto.drafts import Drafter
+    from stretto.options.keywords import OptionKeywords
     from stretto.structured import Compiled, Grammar
 
 
@@ -89,23 +94,20 @@ class RequestParams:
 
 
 SAMPLING_NAMES = tuple(field.name for field in fields(SamplingParams))
-NAMES = tuple(option.name for option in GENERATE)  # `n` and its kin too, which `branching` takes
+NAMES = tuple(option.name for option in GENERATE)  # `n` and its kin too, which `split_branching` takes
 
 
 def sampling_params(options: Mapping[str, Any]) -> SamplingParams:
     """Check the options of a single sampling; a loop's are the same at every step, and checked once."""
-    if options.get("logit_bias") is None:
-        try:
-            return _same_again(**options)
-        except TypeError:  # something that cannot be hashed: the checks say what
-            pass
-    _known(options, SAMPLING_NAMES)
-    return SamplingParams(**options)
+    try:
+        return _make_sampling(**options)
+    except TypeError:  # something that cannot be hashed: the checks say what
+        return _make_sampling.__wrapped__(**options)
 
 
 @lru_cache(maxsize=64, typed=True)
-def _same_again(**options: Any) -> SamplingParams:
-    _known(options, SAMPLING_NAMES)
+def _make_sampling(**options: Any) -> SamplingParams:
+    check_names(options, SAMPLING_NAMES)
     return SamplingParams(**options)
 
 
@@ -117,7 +119,7 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
             param="template",
             value=options["template"],
         )
-    _known(options, NAMES)
+    check_names(options, NAMES)
     _check_single(options)
     for name, value in options.items():
         if name not in SAMPLING_NAMES:  # SamplingParams checks those
@@ -204,19 +206,9 @@ def _drafter(options: Mapping[str, Any]) -> Drafter | None:
     if isinstance(draft, str) and draft == "lookup":
         draft = PromptLookup()
     if not isinstance(draft, Drafter):
-        raise InvalidRequest(
-            f"draft must be 'lookup' or a Drafter such as DraftModel(llm), not {draft!r}",
-            param="draft",
-            value=draft,
-        )
+        raise wrong_value("draft", draft, "'lookup' or a Drafter such as DraftModel(llm)")
     check_integer("draft.most", draft.most, 1, 256, param="draft")
     return draft
-
-
-def _known(options: Mapping[str, Any], names: tuple[str, ...]) -> None:
-    for name in options:
-        if name not in names:
-            raise InvalidRequest(unknown_name(name, names), param=name)
 
 
 def per_prompt(call: str) -> str:
@@ -279,70 +271,63 @@ class Refusal:
         return f"{self.first} and {self.second} do not go together: {self.reason}"
 
 
-_SEARCH = "a beam search draws nothing; leave it out"
-_NO_REPEAT = "use a hook, such as stretto.hooks.NoRepeat"
-_SAME_RUN = "the same run comes every time; give a list of prompts for several"
-_END = "positions of sets cannot be moved; a run ends at the end of the context"
-
-REFUSALS = (
-    Refusal(FUSED, "hooks", "the fused loop runs NativeHooks only; use loop='python' for others"),
-    Refusal(FUSED, "logprobs", "the fused loop gives no log-probabilities; use loop='python'"),
-    Refusal(FUSED, "draft", "drafts are verified by the Python loop; leave loop out"),
-    Refusal(FUSED, "best_of", "the fused loop gives no log-probabilities, which best_of compares"),
-    Refusal(FUSED, "min_tokens", "end tokens are excluded by a hook; use loop='python'"),
-    Refusal("grammar", "ignore_eos", "the end token says that a text is complete"),
-    Refusal("grammar", "min_tokens", "the grammar says when a text is complete"),
-    Refusal("best_of", "beams", "best_of samples and beams search; give one of them"),
-    Refusal("beams", "temperature", _SEARCH),
-    Refusal("beams", "top_k", _SEARCH),
-    Refusal("beams", "top_p", _SEARCH),
-    Refusal("beams", "min_p", _SEARCH),
-    Refusal("beams", "seed", _SEARCH),
-    Refusal("beams", "logprobs", "every result has the score of its hypothesis (logprob); leave it out"),
-    Refusal("beams", "sampled_logprobs", "nothing is drawn; leave it out"),
-    Refusal(
-        "beams", "logprob_tokens", "every result has the score of its hypothesis (logprob); leave it out"
-    ),
-    Refusal("beams", "repetition_penalty", "hypotheses are ranked by the model's own probabilities"),
-    Refusal("beams", "presence_penalty", "hypotheses are ranked by the model's own probabilities"),
-    Refusal("beams", "frequency_penalty", "hypotheses are ranked by the model's own probabilities"),
-    Refusal("beams", "callback", "no token is certain before the search has ended"),
-    Refusal("beams", STOP_FUNCTIONS, "there is no single text to call them with; give stop strings"),
-    Refusal("beams", "min_tokens", "hypotheses end by the model's own probabilities"),
-    Refusal("beams", "include_stop", "hypotheses end before their stop strings and end tokens"),
-    Refusal("beams", "draft", "a hypothesis is not one text that could be drafted; leave it out"),
-    Refusal("beams", "continues", "a search starts after its prompt; leave it out"),
-    Refusal("beams", FUSED, "hypotheses are compared in Python; leave loop out"),
-    Refusal("beams", SHIFT, "hypotheses share their cells; a search ends at the end of the context"),
-    Refusal(PARALLEL, "top_k", "max_width says how many tokens are kept"),
-    Refusal(PARALLEL, "top_p", "threshold says which tokens are kept"),
-    Refusal(PARALLEL, "min_p", "threshold says which tokens are kept"),
-    Refusal(PARALLEL, "seed", "nothing is drawn, and the same run comes every time; leave it out"),
-    Refusal(PARALLEL, "repetition_penalty", _NO_REPEAT),
-    Refusal(PARALLEL, "presence_penalty", _NO_REPEAT),
-    Refusal(PARALLEL, "frequency_penalty", _NO_REPEAT),
-    Refusal(PARALLEL, "logit_bias", "use hooks=[stretto.hooks.Bias({...})]"),
-    Refusal(PARALLEL, "logprobs", "every member has its probability; leave it out"),
-    Refusal(PARALLEL, "sampled_logprobs", "every member has its probability; leave it out"),
-    Refusal(PARALLEL, "logprob_tokens", "every member has its probability; leave it out"),
-    Refusal(PARALLEL, "loop", "sets are chosen in Python; leave it out"),
-    Refusal(PARALLEL, "draft", "a set is not one token that could be drafted; leave it out"),
-    Refusal(PARALLEL, "draft_branches", "a set is not one token that could be drafted; leave it out"),
-    Refusal(PARALLEL, "min_tokens", "use a hook, such as stretto.hooks.Ban"),
-    Refusal(PARALLEL, "repeat_guard", "a run says where it begins to repeat itself (loop); leave it out"),
-    Refusal(PARALLEL, "include_stop", "the text of a run ends before its stop string; leave it out"),
-    Refusal(PARALLEL, "special", "each member of a set has its id; leave it out"),
-    Refusal(PARALLEL, "reasoning_budget", "the text of a run is a path through its sets; leave it out"),
-    Refusal(PARALLEL, "reasoning", "the text of a run is a path through its sets; read it as it is"),
-    Refusal(PARALLEL, "continues", "the text of a run starts after its prompt; leave it out"),
-    Refusal(PARALLEL, "overflow", _END),
-    Refusal(PARALLEL, "keep", _END),
-    Refusal(PARALLEL, "n", _SAME_RUN),
-    Refusal(PARALLEL, "best_of", _SAME_RUN),
-    Refusal(PARALLEL, "beams", "all probable tokens are kept already; max_width says how many"),
-    Refusal(PARALLEL, "length_penalty", "it is for beams; leave it out"),
+_REFUSED = {  # this, beside these: why
+    FUSED: {
+        "hooks": "the fused loop runs NativeHooks only; use loop='python' for others",
+        "logprobs": "the fused loop gives no log-probabilities; use loop='python'",
+        "draft": "drafts are verified by the Python loop; leave loop out",
+        "best_of": "the fused loop gives no log-probabilities, which best_of compares",
+        "min_tokens": "end tokens are excluded by a hook; use loop='python'",
+    },
+    "grammar": {
+        "ignore_eos": "the end token says that a text is complete",
+        "min_tokens": "the grammar says when a text is complete",
+    },
+    "best_of": {
+        "beams": "best_of samples and beams search; give one of them",
+    },
+    "beams": {
+        "temperature, top_k, top_p, min_p, seed": "a beam search draws nothing; leave it out",
+        "logprobs, logprob_tokens": "every result has the score of its hypothesis (logprob); leave it out",
+        "sampled_logprobs": "nothing is drawn; leave it out",
+        "repetition_penalty, presence_penalty, frequency_penalty": "hypotheses are ranked by the model's own probabilities",
+        "callback": "no token is certain before the search has ended",
+        STOP_FUNCTIONS: "there is no single text to call them with; give stop strings",
+        "min_tokens": "hypotheses end by the model's own probabilities",
+        "include_stop": "hypotheses end before their stop strings and end tokens",
+        "draft": "a hypothesis is not one text that could be drafted; leave it out",
+        "continues": "a search starts after its prompt; leave it out",
+        FUSED: "hypotheses are compared in Python; leave loop out",
+        SHIFT: "hypotheses share their cells; a search ends at the end of the context",
+    },
+    PARALLEL: {
+        "top_k": "max_width says how many tokens are kept",
+        "top_p, min_p": "threshold says which tokens are kept",
+        "seed": "nothing is drawn, and the same run comes every time; leave it out",
+        "repetition_penalty, presence_penalty, frequency_penalty": "use a hook, such as stretto.hooks.NoRepeat",
+        "logit_bias": "use hooks=[stretto.hooks.Bias({...})]",
+        "logprobs, sampled_logprobs, logprob_tokens": "every member has its probability; leave it out",
+        "loop": "sets are chosen in Python; leave it out",
+        "draft, draft_branches": "a set is not one token that could be drafted; leave it out",
+        "min_tokens": "use a hook, such as stretto.hooks.Ban",
+        "repeat_guard": "a run says where it begins to repeat itself (loop); leave it out",
+        "include_stop": "the text of a run ends before its stop string; leave it out",
+        "special": "each member of a set has its id; leave it out",
+        "reasoning_budget": "the text of a run is a path through its sets; leave it out",
+        "reasoning": "the text of a run is a path through its sets; read it as it is",
+        "continues": "the text of a run starts after its prompt; leave it out",
+        "overflow, keep": "positions of sets cannot be moved; a run ends at the end of the context",
+        "n, best_of": "the same run comes every time; give a list of prompts for several",
+        "beams": "all probable tokens are kept already; max_width says how many",
+        "length_penalty": "it is for beams; leave it out",
+    },
+}
+REFUSALS = tuple(
+    Refusal(first, second, reason)
+    for first, reasons in _REFUSED.items()
+    for seconds, reason in reasons.items()
+    for second in seconds.split(", ")
 )
-
 _WITH_PARALLEL = {refusal.second: refusal for refusal in REFUSALS if refusal.first == PARALLEL}
 _PAIRS = tuple(refusal for refusal in REFUSALS if refusal.first != PARALLEL)
 _CONCERNED = frozenset(name for refusal in _PAIRS for name in (refusal.first, refusal.second))
@@ -368,7 +353,11 @@ def check_parallel(options: Mapping[str, Any]) -> None:
 
 def _given(options: Mapping[str, Any]) -> Collection[str]:
     """The options that were given, by their names in the table."""
-    found = {name for name, value in options.items() if name in _CONCERNED and value not in (None, 0, False)}
+    found = {
+        name
+        for name, value in options.items()
+        if name in _CONCERNED and value not in (None, False) and not value == BY_NAME[name].default == 0
+    }
     for name in ("temperature", "top_k", "top_p", "min_p", "seed"):  # 0 is a value of these
         if options.get(name) is not None:
             found.add(name)
@@ -389,3 +378,101 @@ def combinations_as_markdown() -> str:
     """The table as `docs/reference/combinations.md` prints it."""
     rows = [f"| `{r.first}` | `{r.second}` | {r.reason} |" for r in REFUSALS]
     return "\n".join(("| this | beside this | why it is refused, and what to do |", "|---|---|---|", *rows))
+
+
+# How many texts of a prompt are asked for, and options as a value.
+
+
+@documented(BRANCHING)
+@dataclass(frozen=True)
+class Branching:
+    """How many texts come from a prompt, and how they are found."""
+
+    n: int | None = None
+    best_of: int | None = None
+    beams: int | None = None
+    length_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        for option in BRANCHING:
+            option.check(getattr(self, option.name))
+        for name in ("best_of", "beams"):
+            if (self.n or 1) > (getattr(self, name) or MAX_BRANCHES):
+                raise InvalidRequest(
+                    f"n is {self.n}, which is more than {name}={getattr(self, name)}", param="n", value=self.n
+                )
+        if self.length_penalty != 1.0 and self.beams is None:
+            raise InvalidRequest("length_penalty is for beams", param="length_penalty")
+
+    @property
+    def plain(self) -> bool:
+        """Whether one text is all that is asked for."""
+        return self.n is None and self.best_of is None and self.beams is None
+
+
+BRANCHING_NAMES = tuple(field.name for field in fields(Branching))
+
+
+def split_branching(options: Mapping[str, Any]) -> tuple[Branching, dict[str, Any]]:
+    """What of some options says how to branch, and the rest of them; pairs without a meaning are refused."""
+    check_combinations(options)
+    found = Branching(**{name: options[name] for name in BRANCHING_NAMES if name in options})
+    return found, {name: value for name, value in options.items() if name not in BRANCHING_NAMES}
+
+
+MAX_TOKEN = 1 << 31  # a token id that any vocabulary could have; the model itself checks the rest
+
+
+@documented(OPTIONS)
+class Options(Mapping[str, Any]):
+    """Options of `generate`, `stream` and `chat`, as a value. Keywords of a call win over it.
+
+        opts = stretto.Options(temperature=0.2, stop=["\\n"])
+        llm.generate("Hi", opts, seed=7)
+        colder = opts | {"temperature": 0}
+
+    Names and values are checked when it is made.
+    """
+
+    def __init__(self, **options: Unpack[OptionKeywords]) -> None:
+        self._options: dict[str, Any] = dict(options)
+        _, rest = split_branching(self._options)
+        if (arguments := rest.pop("template", None)) is not None:
+            check_mapping(arguments)
+        request_params(rest, MAX_TOKEN)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._options[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._options)
+
+    def __len__(self) -> int:
+        return len(self._options)
+
+    def __or__(self, other: Mapping[str, Any]) -> Options:
+        return Options(**{**self._options, **other})
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name}={value!r}" for name, value in self._options.items())
+        return f"Options({inside})"
+
+
+def merge_options(options: Mapping[str, Any] | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a call: those of a value, if one was given, under its keywords."""
+    if options is None:
+        return dict(keywords)
+    if isinstance(options, (list, tuple)):
+        raise InvalidRequest(
+            f"options must be one stretto.Options, for all prompts, not a {type(options).__name__}; "
+            + per_prompt("llm.stream(prompt, options)"),
+            param="options",
+            value=options,
+        )
+    if not isinstance(options, Options):
+        raise InvalidRequest(
+            f"options must be a stretto.Options, not {type(options).__name__}; pass others by name",
+            param="options",
+            value=options,
+        )
+    return {**options, **keywords}

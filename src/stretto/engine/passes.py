@@ -26,7 +26,7 @@ from stretto.engine.pool import Borrower
 from stretto.engine.request import Request
 from stretto.engine.runner import Runner
 from stretto.engine.sequence import Sequence, prepare, track_in
-from stretto.errors import ContextOverflow, InvalidRequest, Unsupported
+from stretto.errors import ContextOverflow, InvalidRequest, Unsupported, wrong_value
 from stretto.sampling.rng import RandomStream
 
 __all__ = [
@@ -69,7 +69,7 @@ def measure_request(
     runner = engine.runner
     _check_scorable(engine, tokens)
     if type(n_top) is not int or n_top < 0:
-        raise InvalidRequest(f"top must be a number from 0 on, not {n_top!r}", param="top", value=n_top)
+        raise wrong_value("top", n_top, "a number from 0 on")
     track = runner.new_track(tokens[:-1], RandomStream(0), salt)
     track.adapt(runner.adapters.mix(adapter_parts(adapter)))
     return Request(MeasurePass(runner, track, tokens, n_top), runner.metrics)
@@ -106,11 +106,7 @@ def activations_of(
     if not tokens or any(type(token) is not int for token in tokens):
         raise InvalidRequest("a text of at least one token, without images, is needed", param="text")
     if not layers or not all(type(one) is int and 0 <= one < runner.spec.n_layer for one in layers):
-        raise InvalidRequest(
-            f"layers must be a list of numbers from 0 to {runner.spec.n_layer - 1}, not {layers!r:.60}",
-            param="layers",
-            value=layers,
-        )
+        raise wrong_value("layers", layers, f"a list of numbers from 0 to {runner.spec.n_layer - 1}")
     mix, found = runner.adapters.mix(adapter_parts(adapter)), []
     with engine.arrivals.arriving(), engine.lock:
         runner.check_open()
@@ -132,11 +128,7 @@ def embedding_head(engine: Engine, pooling: Pooling | None) -> Head:
     if pooling is None:
         return known
     if pooling not in POOLINGS:
-        raise InvalidRequest(
-            f"pooling must be {', '.join(map(repr, POOLINGS))}, or None for the file's own, not {pooling!r}",
-            param="pooling",
-            value=pooling,
-        )
+        raise wrong_value("pooling", pooling, f"{', '.join(map(repr, POOLINGS))}, or None for the file's own")
     return replace(known, pooling=pooling)
 
 
@@ -153,7 +145,7 @@ def embed_request(
     """
     runner = engine.runner
     if not isinstance(normalize, bool):
-        raise InvalidRequest(f"normalize must be True or False, not {normalize!r}", param="normalize")
+        raise wrong_value("normalize", normalize, "True or False")
     _check_texts(runner, texts)
     if head.projections and not isinstance(runner.backend, Projects):
         raise Unsupported(

@@ -202,6 +202,9 @@ class Request(Generic[D]):
             self.output.notify()
 
 
+AnyRequest = Request[Any]
+
+
 # How far the requests of a call are, for a list of what runs. Reading needs no lock.
 
 ProgressState = Literal["waiting", "prompt", "running"]

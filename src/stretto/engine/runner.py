@@ -13,14 +13,23 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import Activates, Backend, Batch, Decoding, Draw, DrawsRows, Prepares
+from stretto.backends.base import (
+    Activates,
+    Backend,
+    Batch,
+    Decoding,
+    Draw,
+    DrawsRows,
+    Prepares,
+    Rows,
+    host_rows,
+)
 from stretto.cache.items import ImageLike, Images
 from stretto.cache.prefix import PrefixCache
 from stretto.cache.slots import Moves, Slots
 from stretto.engine.adapters import Adapters
 from stretto.engine.metrics import History
 from stretto.engine.pool import CellPool, Match
-from stretto.engine.rows import Rows, host_rows
 from stretto.engine.tokens import REMEDY, checked_tokens
 from stretto.engine.track import Source, Track
 from stretto.errors import InvalidRequest

@@ -16,18 +16,60 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import islice
 
 from stretto.cache.radix import common
 from stretto.engine.decoders.base import Decoder
 from stretto.engine.encoding import Encoding
 from stretto.engine.limits import Limits, Pace
-from stretto.engine.plan import AnyRequest, Plan
-from stretto.engine.request import Changes
+from stretto.engine.request import AnyRequest, Changes
 from stretto.engine.runner import Match, Runner, States, Work
 from stretto.engine.sharing import Places, RowCosts, shared_rows
 from stretto.engine.track import Source, Track
 from stretto.errors import QueueFull
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """One step, before anything is done.
+
+    - `admitted`: requests that start, each track with the prefix that it can share
+    - `redo`: sources whose last token is computed again, as an interrupted step left them without logits
+    - `copies`: (from, to): preempted hypotheses of one search share cells again
+    - `work`: the tokens of the forward pass; `hidden`: those of a pass for final hidden states
+    - `requests`: those that run, with the admitted ones
+    - `only_decodes`: each source of `work` has just its last token pending, behind its last cell
+    - `waiting_for_images`: tracks that have images among their pending tokens
+    - `blocked`: no request can go on before an image is encoded
+    - `missing_cells`, `missing_slots`: more than can be made free; then `victim` has to go, the rest waits
+    - `repeats`: the next step is the same for the same requests, of which some may have ended; whoever took
+      this one's tokens says so, and `work` stays as it was
+    - `is_shared`: by calls of different sizes; `n_learned`: times that the costs of rows changed since
+    """
+
+    admitted: list[tuple[AnyRequest, list[tuple[Track, Match]]]] = field(default_factory=list)
+    redo: list[Source] = field(default_factory=list)
+    copies: list[tuple[Track, Track]] = field(default_factory=list)
+    work: list[Work] = field(default_factory=list)
+    hidden: list[Work] = field(default_factory=list)
+    requests: list[AnyRequest] = field(default_factory=list)
+    only_decodes: bool = False
+    waiting_for_images: list[Track] = field(default_factory=list)
+    blocked: bool = False
+    missing_cells: int = 0
+    missing_slots: int = 0
+    claimed: list[Match] = field(default_factory=list)  # prefixes that cannot be evicted for them
+    victim: AnyRequest | None = None
+    repeats: bool = False
+    is_shared: bool = False
+    n_learned: int = 0
+
+    @property
+    def is_short(self) -> bool:
+        """Whether cells or slots are missing, so that there is no pass."""
+        return bool(self.missing_cells or self.missing_slots)
+
 
 MIN_SHARED_TOKENS = 32  # a common prefix at least this long is worth waiting for
 GROWTH_CELLS = 16  # that every running request should find free

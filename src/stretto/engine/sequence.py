@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from stretto.backends.base import DeviceRow, DrawsRows
+from stretto.backends.base import DeviceRow, DrawsRows, Row
 from stretto.cache.items import is_image
 from stretto.engine import editing
 from stretto.engine.adapters import Parts
 from stretto.engine.engine import Engine
 from stretto.engine.params import sampling_params
-from stretto.engine.rows import Row
 from stretto.engine.track import Track
 from stretto.engine.types import Step
 from stretto.errors import InvalidRequest

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from stretto.engine.plan import AnyRequest
+from stretto.engine.request import AnyRequest
 from stretto.engine.runner import Work
 
 MAX_SLOWDOWN = 2.0  # of a step, by texts that calls have beyond those of the smallest

@@ -19,15 +19,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import DeviceRow, Draw, FusedRun, GoesAhead, SamplesRows
+from stretto.backends.base import DeviceRow, Draw, FusedRun, GoesAhead, Row, Rows, SamplesRows
 from stretto.cache.lags import lag_before
 from stretto.engine.decoders.plain import PlainDecoder
 from stretto.engine.hooks import run_hooks
 from stretto.engine.output import Ending
-from stretto.engine.plan import AnyRequest, Plan
-from stretto.engine.rows import Row, Rows
+from stretto.engine.request import AnyRequest
 from stretto.engine.runner import Runner
-from stretto.engine.scheduler import Scheduler
+from stretto.engine.scheduler import Plan, Scheduler
 from stretto.engine.track import Track
 from stretto.errors import InvalidRequest
 from stretto.sampling.sampler import WRONG

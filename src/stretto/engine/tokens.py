@@ -9,7 +9,7 @@ import numpy as np
 
 from stretto.backends.base import Batch
 from stretto.cache.items import Images, ImageToken
-from stretto.errors import InvalidRequest, Unsupported
+from stretto.errors import InvalidRequest, Unsupported, wrong_value
 
 # Images in a sequence: their vectors go into batches, and images that are seen whole are never cut.
 
@@ -75,7 +75,7 @@ def checked_tokens(
     `param` is the parameter that holds them, for errors.
     """
     if isinstance(tokens, (str, bytes)) or not isinstance(tokens, Iterable):
-        raise InvalidRequest(f"{param} must be a list of ids, not {tokens!r}", param=param, value=tokens)
+        raise wrong_value(param, tokens, "a list of ids")
     several = list(tokens)
     if not several or (set(map(type, several)) == {int} and 0 <= min(several) <= max(several) < n_vocab):
         return several

@@ -12,13 +12,12 @@ from typing import Protocol
 
 import numpy as np
 
-from stretto.backends.base import Batch, DeviceRow, Draw, Mask, Mix
+from stretto.backends.base import Batch, DeviceRow, Draw, Mask, Mix, Row, Rows
 from stretto.cache.cells import Cells
 from stretto.cache.items import ImageToken, bare
 from stretto.cache.prefix import COMMON, CacheKey, Domain
 from stretto.cache.slots import Slots
 from stretto.drafts.base import NO_DRAFT, ROOT, DraftTree
-from stretto.engine.rows import Row, Rows
 from stretto.engine.tokens import add_vectors, uncut
 from stretto.errors import ContextOverflow, InvalidRequest
 from stretto.sampling.params import SamplingParams

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, wrong_value
 from stretto.sampling.params import check_integer
 
 Row = NDArray[np.float32]  # float32[n_vocab], writable
@@ -32,7 +32,7 @@ class HookRow:
 def token_ids(name: str, tokens: Iterable[int]) -> list[int]:
     """The tokens as a list; `InvalidRequest` names the argument if they are not ids."""
     if isinstance(tokens, (str, bytes)) or not isinstance(tokens, Iterable):
-        raise InvalidRequest(f"{name} must be a list of ids, not {tokens!r}", param=name, value=tokens)
+        raise wrong_value(name, tokens, "a list of ids")
     ids = list(tokens)
     for token in ids:
         check_integer(f"a token of {name}", token, 0, MAX_TOKENS, param=name)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stretto import _native
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, wrong_value
 from stretto.hooks.base import Row
 
 MAX_ADDRESS = (1 << 8 * ctypes.sizeof(ctypes.c_void_p)) - 1
@@ -54,11 +54,7 @@ def _function_address(address: Any) -> int:
     if isinstance(address, CFuncPtr):
         address = ctypes.cast(address, ctypes.c_void_p).value
     if not _is_address(address) or not address:
-        raise InvalidRequest(
-            f"address must be a C function's: a positive integer or a function of ctypes, not {address!r}",
-            param="address",
-            value=address,
-        )
+        raise wrong_value("address", address, "a C function's: a positive integer or a function of ctypes")
     return int(address)
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, wrong_value
 from stretto.hooks.base import MAX_TOKENS, HookRow, Row, Rows, Trail, Trails, check_vocabulary, token_ids
 from stretto.sampling.params import check_integer, check_number
 
@@ -255,11 +255,7 @@ class Guidance:
 
     def __init__(self, sequence: Guide, scale: float) -> None:
         if not hasattr(type(sequence), "logits") or not hasattr(type(sequence), "append"):
-            raise InvalidRequest(
-                f"sequence must be a Sequence, as llm.sequence makes it, not {sequence!r}",
-                param="sequence",
-                value=sequence,
-            )
+            raise wrong_value("sequence", sequence, "a Sequence, as llm.sequence makes it")
         check_number("scale", scale, 0.0, 100.0)
         self.sequence = sequence
         self.scale = float(scale)

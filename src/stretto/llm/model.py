@@ -15,8 +15,7 @@ from stretto.backends.base import Backend, Batch
 from stretto.engine import Engine, Limits, Request, Sequence, Step
 from stretto.engine.adapters import AdapterInfo, adapter_parts
 from stretto.engine.metrics import StepLog
-from stretto.engine.options import Options, combined
-from stretto.engine.params import sampling_params
+from stretto.engine.params import Options, merge_options, sampling_params
 from stretto.engine.parked import ParkedSequences
 from stretto.engine.passes import (
     activations_of,
@@ -186,7 +185,7 @@ class LLM(Texts, Scoring, EngineModel):
         whole = is_list(prompt)
         if whole and stream:
             raise InvalidRequest(ONE_STREAM, param="prompt")
-        runs = new_runs(self._engine, prompt if whole else [prompt], combined(options, keywords))
+        runs = new_runs(self._engine, prompt if whole else [prompt], merge_options(options, keywords))
         if stream:
             return ParallelStream(self._engine, runs[0])
         texts = run_all(self._engine, runs)
@@ -217,7 +216,7 @@ class LLM(Texts, Scoring, EngineModel):
         """As `parallel`, to await; with `stream=True` for `async for`. Leaving or cancelling it ends it."""
         from stretto.parallel.stream import AsyncParallelStream, outcomes
 
-        whole, engine, chosen = is_list(prompt), self._engine, combined(options, keywords)
+        whole, engine, chosen = is_list(prompt), self._engine, merge_options(options, keywords)
         if not stream:
             prompts = prompt if whole else [prompt]
             return outcomes(self._worker, lambda: new_runs(engine, prompts, chosen), whole)

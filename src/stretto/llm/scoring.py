@@ -14,7 +14,7 @@ from stretto.engine import Engine, Request, Sequence
 from stretto.engine.passes import complete, measure_request, packed_request, score_request
 from stretto.engine.types import Token
 from stretto.engine.worker import Worker
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, wrong_value
 from stretto.llm.prompts import OnePrompt, prompt_ids
 from stretto.options.generating import CACHE_SALT
 
@@ -149,11 +149,7 @@ class Scoring:
     def _continuation_ids(self, continuations: Continuations) -> list[list[int]]:
         """The tokens of continuations; special tokens in texts are not parsed, as in `seq.append`."""
         if isinstance(continuations, (str, bytes)) or not isinstance(continuations, Seq):
-            raise InvalidRequest(
-                f"continuations must be a list of texts or of lists of ids, not {continuations!r:.60}",
-                param="continuations",
-                value=continuations,
-            )
+            raise wrong_value("continuations", continuations, "a list of texts or of lists of ids")
         tokenizer, runner = self._engine.tokenizer, self._engine.runner
         return [
             tokenizer.encode(one) if isinstance(one, str) else runner.check_tokens(one)

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 import numpy as np
 
 from stretto.engine import Engine, Request, Result, Sequence
-from stretto.engine.branch import Branches, branching
+from stretto.engine.branch import Branches
 from stretto.engine.branch import new_branches as branches_of
 from stretto.engine.branch import new_text as text_of
-from stretto.engine.options import Options, combined
-from stretto.engine.params import RequestParams, request_params
+from stretto.engine.params import Options, RequestParams, merge_options, request_params, split_branching
 from stretto.engine.sequence import track_in
 from stretto.engine.stream import TextStream
 from stretto.engine.worker import Worker
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, wrong_value
 from stretto.llm.prompts import (
     Message,
     OnePrompt,
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 
 def new_text(engine: Engine, prompt: Prompt | Sequence, options: Mapping[str, Any]) -> Request[Any]:
     """A request for one text."""
-    how, rest = branching(options)
+    how, rest = split_branching(options)
     if not how.plain:
         raise InvalidRequest("a stream gives one text; n, best_of and beams are for generate", param="n")
     params = _params(engine, rest)
@@ -60,7 +59,7 @@ def new_branches(engine: Engine, prompt: Prompt | Sequence, options: Mapping[str
 
 def new_batch(engine: Engine, prompts: Iterable[Any], options: Mapping[str, Any]) -> list[Branches]:
     """Requests for the texts of several prompts, all or none; their options are checked once."""
-    how, rest = branching(options)
+    how, rest = split_branching(options)
     params = _params(engine, rest)
     if how.best_of is not None:
         params = replace(params, scored=True)
@@ -286,7 +285,7 @@ class Texts:
 
     def _chosen(self, options: Options | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
         """The options of a call: keywords, under them a value, under that what the model's authors say."""
-        return {**self.defaults, **combined(options, keywords)}
+        return {**self.defaults, **merge_options(options, keywords)}
 
     def chat_prompt(
         self,
@@ -514,9 +513,7 @@ class Texts:
         """Step the engine until all have finished, and show how far they are if asked for."""
         groups = [branches.requests for branches in several]
         if not isinstance(progress, bool):
-            raise InvalidRequest(
-                f"progress must be True or False, not {progress!r:.100}", param="progress", value=progress
-            )
+            raise wrong_value("progress", progress, "True or False")
         if progress and groups:
             with progress_bar([request for group in groups for request in group]) as tell:
                 self._engine.complete(groups, tell)

@@ -23,9 +23,8 @@ from stretto.backends.base import AUTOMATIC, Backend, BackendOptions
 from stretto.backends.registry import BREADTH, FIRST, ORACLE, BackendEntry
 from stretto.errors import InvalidRequest, ModelError, Unsupported, UnsupportedModel
 from stretto.hardware import cpu_name, total_memory
-from stretto.loading.describe import Description, OnnxDescription, describe_file
+from stretto.loading.describe import Description, Kind, OnnxDescription, describe_file
 from stretto.loading.probe import TEXT, Figures, Probe, Sample, distance, measure, recall, remember
-from stretto.loading.resolve import Kind
 from stretto.models.spec import ModelSpec
 from stretto.models.summary import model_memory
 from stretto.options.loading import GPU_CACHE_TYPES, LoadOptions

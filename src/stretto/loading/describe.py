@@ -1,4 +1,4 @@
-"""What a model is, by the head of its files: its spec, text, fingerprint and recommended options.
+"""From a model's name to its files, and what these say: spec, text, fingerprint, recommended options.
 
     with describe("smollm2", "gguf", LoadOptions()) as description:
         description.spec.n_layer, description.read_text()
@@ -8,16 +8,17 @@ No weights are read for it, but for samples of them if a fingerprint is asked fo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from struct import pack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from stretto.errors import ModelError, UnsupportedModel
-from stretto.loading.resolve import Kind, Model, find_kind, open_file
+from stretto.hardware import usable_cores
 from stretto.models import ModelSpec, read_spec
 from stretto.options.loading import LoadOptions
 from stretto.text.loading import (
@@ -28,12 +29,54 @@ from stretto.text.loading import (
 )
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
+from stretto.weights import hub
+from stretto.weights.folder import open_weights
 from stretto.weights.gguf import GGUF
 from stretto.weights.metadata import Metadata
 
 if TYPE_CHECKING:
     from stretto.weights.onnx.folder import OnnxFolder
     from stretto.weights.onnx.model import OnnxFile
+
+Kind = Literal["gguf", "onnx", "task"]
+Model = str | os.PathLike[str]
+
+
+def find_kind(model: Model, backend: str = "auto") -> Kind:
+    """The kind of a model's files; nothing is downloaded to find out.
+
+    "gguf" is a GGUF file, or a folder that is read as one; "onnx" a decoder that ONNX Runtime is to run;
+    "task" a model that is no language model. What has a form of several kinds is "onnx" only by request.
+
+    >>> find_kind("smollm2"), find_kind("centernet")
+    ('gguf', 'task')
+    """
+    if hub.is_task(model):
+        return "task"
+    path = Path(model).expanduser()
+    if path.suffix.lower() != ".onnx" and not path.is_dir():
+        return "gguf"
+    from stretto.weights.onnx.folder import has_other_weights, is_onnx_folder
+
+    return "onnx" if is_onnx_folder(path) and (backend == "onnx" or not has_other_weights(path)) else "gguf"
+
+
+def open_file(model: Model, options: LoadOptions, check: Callable[[Path], None] | None = None) -> GGUF:
+    """Open a model's GGUF file or folder, in the formats that `quantize` names.
+
+    `check` is asked before a download, with the head of the file.
+    """
+    file = open_weights(hub.resolve(model, check=check))
+    if options.quantize is None:
+        return file
+    from stretto.quantize.model import QuantisedFile
+
+    try:
+        return QuantisedFile(file, options.quantize, options.threads or usable_cores())
+    except BaseException:
+        file.close()
+        raise
+
 
 Text = tuple[Tokenizer, ChatTemplate | None]
 

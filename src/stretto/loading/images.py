@@ -12,7 +12,7 @@ from stretto.backends.base import BackendOptions
 from stretto.errors import ModelError
 from stretto.hardware import kernel_sets
 from stretto.loading.choose import Route
-from stretto.loading.resolve import Model
+from stretto.loading.describe import Model
 from stretto.models.spec import ModelSpec
 from stretto.text.tokenizer import Tokenizer
 from stretto.vision.cache import ImageCache

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, cast
 from stretto.engine import Limits
 from stretto.errors import InvalidRequest
 from stretto.llm.model import LLM
+from stretto.loading.describe import Model, find_kind
 from stretto.loading.open import OpenedModel, open_model
-from stretto.loading.resolve import Model, find_kind
 from stretto.options.documenting import documented
 from stretto.options.loading import LOAD, LoadOptions
 from stretto.options.names import check_model, refusing_unknown

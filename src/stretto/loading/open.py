@@ -35,9 +35,8 @@ from stretto.loading.choose import (
     sort_candidates,
     survey_candidates,
 )
-from stretto.loading.describe import Description, check_vocabulary, describe
+from stretto.loading.describe import Description, Model, check_vocabulary, describe, find_kind
 from stretto.loading.probe import Figures
-from stretto.loading.resolve import Model, find_kind
 from stretto.options.loading import LoadOptions
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer

@@ -6,12 +6,12 @@ Errors about unknown names use it: those of `generate` and `load`, and of the se
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from os import PathLike, fspath
 from typing import Any, TypeVar, cast
 
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, wrong_value
 from stretto.options.generating import CHAT, GENERATE, OPTIONS, PARALLEL_OWN
 from stretto.options.loading import LOAD
 
@@ -141,6 +141,13 @@ def unknown_name(name: str, known: Collection[str]) -> str:
     return f"there is no parameter {name!r}; {remedy(name, known) or 'there are ' + ', '.join(known)}"
 
 
+def check_names(given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise `InvalidRequest` for the first parameter that is not known, with what to write instead."""
+    for name, value in given.items():
+        if name not in known:
+            raise InvalidRequest(unknown_name(name, known), param=name, value=value)
+
+
 def remedy(name: str, known: Collection[str]) -> str:
     """What to write instead of a name, or "" if nothing is like it."""
     ours = OURS.get(name, name)
@@ -221,9 +228,7 @@ def refusing_unknown(function: Function) -> Function:
 
     @wraps(function)
     def checked(*args: Any, **keywords: Any) -> Any:
-        for name in keywords:
-            if name not in known:
-                raise InvalidRequest(unknown_name(name, known), param=name, value=keywords[name])
+        check_names(keywords, known)
         return function(*args, **keywords)
 
     return cast(Function, checked)
@@ -238,11 +243,7 @@ def refusing_unknown_fields(kind: type[Kind]) -> type[Kind]:
 def check_model(model: object) -> None:
     """Raise unless it can be a model's name or path."""
     if not isinstance(model, (str, PathLike)) or not isinstance(fspath(model), str):
-        raise InvalidRequest(
-            f'model must be a name or a path, as "smollm2" or "models/mine.gguf", not {model!r:.100}',
-            param="model",
-            value=model,
-        )
+        raise wrong_value("model", model, 'a name or a path, as "smollm2" or "models/mine.gguf"')
     if model == "":
         raise InvalidRequest(
             'model is empty; give a name or a path, as "smollm2" or "models/mine.gguf"',

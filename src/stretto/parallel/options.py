@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from stretto.engine.params import RequestParams, check_combinations, check_parallel, request_params
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, wrong_value
 from stretto.options.documenting import documented
 from stretto.options.generating import PARALLEL, PARALLEL_OWN
-from stretto.options.names import unknown_name
+from stretto.options.names import check_names
 from stretto.options.option import without
 from stretto.parallel.sets import Matrix
 from stretto.parallel.types import Member
@@ -113,11 +113,7 @@ class ParallelParams:
             option.check(getattr(self, option.name))
         if isinstance(self.mode, str):
             if self.mode not in ("isolated", "visible"):
-                raise InvalidRequest(
-                    f"mode must be 'isolated', 'visible', a boolean matrix or a function, not {self.mode!r}",
-                    param="mode",
-                    value=self.mode,
-                )
+                raise wrong_value("mode", self.mode, "'isolated', 'visible', a boolean matrix or a function")
         elif not callable(self.mode):
             check_matrix(self.mode, self.max_width)
 
@@ -164,9 +160,7 @@ def check_matrix(matrix: ArrayLike, width: int) -> Matrix:
 def parallel_params(options: Mapping[str, Any], n_vocab: int) -> tuple[ParallelParams, RequestParams]:
     """Check the options of a run; an unknown name raises, and one that a run has no use for says why."""
     check_parallel(options)
-    for name in options:
-        if name not in NAMES:
-            raise InvalidRequest(unknown_name(name, NAMES), param=name)
+    check_names(options, NAMES)
     own = {name: value for name, value in options.items() if name in OWN}
     shared = {name: value for name, value in options.items() if name not in OWN}
     check_combinations(shared)

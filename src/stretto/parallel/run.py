@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.backends.base import Row
 from stretto.engine.branch import adapt, check_prompt, check_same_salt, end_ids_of, new_guide
 from stretto.engine.decoders.base import OneTrack
 from stretto.engine.engine import Engine
 from stretto.engine.output import CONTEXT, Ending
 from stretto.engine.params import RequestParams
 from stretto.engine.request import Request
-from stretto.engine.rows import Row
 from stretto.engine.runner import Runner
 from stretto.engine.sequence import Sequence, track_in
 from stretto.engine.track import TokenView, Track

@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stretto._native import Mixture
-from stretto.backends.base import Batch, DeviceRow, Mixes
-from stretto.engine.rows import Row, host_row, host_rows
-from stretto.engine.rows import Rows as BackendRows
+from stretto.backends.base import Batch, DeviceRow, Mixes, Row, host_row, host_rows
+from stretto.backends.base import Rows as BackendRows
 from stretto.engine.runner import Runner
 from stretto.engine.track import Track
 from stretto.errors import InvalidRequest

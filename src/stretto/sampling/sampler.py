@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stretto import _native
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, wrong_value
 from stretto.options.documenting import documented
 from stretto.options.generating import SAMPLING
 from stretto.sampling import transforms
@@ -77,9 +77,7 @@ def sample(
     elif rng is None or (isinstance(rng, (int, np.integer)) and not isinstance(rng, bool)):
         uniform = RandomStream(rng).uniform()
     else:
-        raise InvalidRequest(
-            f"rng must be a seed, a numpy Generator or None, not {rng!r}", param="rng", value=rng
-        )
+        raise wrong_value("rng", rng, "a seed, a numpy Generator or None")
     return choose(row.astype(np.float32), params, tokens, n_prompt, uniform)
 
 

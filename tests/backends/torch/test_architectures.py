@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from stretto.backends.base import host_rows
 from stretto.backends.batch import Batch, Decoding
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache.cells import Cells
-from stretto.engine.rows import host_rows
 from stretto.models.feed_forward import Experts
 from tiny_models import answer, text_batch, text_logits, tiny_file, tiny_spec, with_mixers
 from torch_backends import (

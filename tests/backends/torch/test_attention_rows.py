@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from stretto.backends.base import host_rows
 from stretto.backends.batch import Batch
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache.cells import Cells
-from stretto.engine.rows import host_rows
 from tiny_models import answer, tiny_file, tiny_spec
 from torch_backends import MODELS, near, not_interpreted, same, torch_backend
 

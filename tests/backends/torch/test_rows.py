@@ -5,8 +5,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
+from stretto.backends.base import fetch_rows, host_rows  # noqa: E402
 from stretto.backends.torch.rows import RowSampler  # noqa: E402
-from stretto.engine.rows import fetch_rows, host_rows  # noqa: E402
 
 N = 100
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stretto.errors import InvalidRequest
+from stretto.errors import wrong_value
 
 if TYPE_CHECKING:
     from stretto.backends.base import BackendOptions
@@ -21,9 +21,7 @@ def open_torch(file: GGUF, spec: ModelSpec, options: BackendOptions) -> TorchBac
 
     device = open_device(options.device)
     if options.kv not in KINDS:
-        raise InvalidRequest(
-            f"kv must be one of {', '.join(KINDS)}, not {options.kv!r}", param="kv", value=options.kv
-        )
+        raise wrong_value("kv", options.kv, f"one of {', '.join(KINDS)}")
     check_cache_type(options.kv, device)
     # Cells of encoders stay for one pass: float32 would save nothing, and its products are slow.
     kv = "f16" if spec.is_encoder and options.precision == "standard" else options.kv

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stretto.backends.torch.device import Tensor
-from stretto.errors import InvalidRequest
+from stretto.errors import wrong_value
 
 BLOCK = 32  # numbers that share a scale
 KINDS = ("f16", "bf16", "f32", "fp8", "q8")
@@ -54,7 +54,7 @@ def new_plane(kind: str, n_cells: int, heads: int, size: int, device: Any) -> Pl
         return Q8(torch.zeros(shape, dtype=torch.int8, device=device), scales)
     types = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "fp8": torch.float8_e4m3fn}
     if kind not in types:
-        raise InvalidRequest(f"kv must be one of {', '.join(KINDS)}, not {kind!r}", param="kv", value=kind)
+        raise wrong_value("kv", kind, f"one of {', '.join(KINDS)}")
     return torch.zeros(shape, dtype=types[kind], device=device)
 
 

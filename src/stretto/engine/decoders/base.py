@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from stretto.backends.base import Row
 from stretto.engine.output import Ending, Output
 from stretto.engine.params import Hook
-from stretto.engine.rows import Row
 from stretto.engine.track import Source, Track
 from stretto.hooks import HookRow
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stretto.backends.base import Row, fetch_rows
 from stretto.engine.output import CONTEXT, Ending, TextOutput, Thoughts
 from stretto.engine.params import RequestParams
 from stretto.engine.repeats import RepeatGuard
-from stretto.engine.rows import Row, fetch_rows
 from stretto.engine.runner import Runner
 from stretto.engine.track import Source, Track
 from stretto.engine.types import Result, Usage

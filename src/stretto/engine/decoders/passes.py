@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import Batch, DeviceRow, Head, Pooling, Projects
+from stretto.backends.base import Batch, DeviceRow, Head, Pooling, Projects, Row, Rows, host_row, host_rows
 from stretto.drafts.base import ROOT, DraftTree
 from stretto.engine.metrics import Metrics
 from stretto.engine.output import Ending, Output
 from stretto.engine.params import Hook
-from stretto.engine.rows import Row, Rows, host_row, host_rows
 from stretto.engine.runner import Runner
 from stretto.engine.track import Source, Track, open_lanes
 from stretto.engine.types import Logprob

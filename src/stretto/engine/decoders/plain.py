@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stretto.backends.base import DeviceRow, Draw
+from stretto.backends.base import DeviceRow, Draw, Row, Rows, host_row
 from stretto.drafts.base import ROOT, DraftTree
 from stretto.engine.decoders.base import OneTrack, call_hook
 from stretto.engine.editing import drop_oldest_half
 from stretto.engine.output import CONTEXT, Ending, TextOutput
 from stretto.engine.params import RequestParams
-from stretto.engine.rows import Row, Rows, host_row
 from stretto.engine.runner import Runner
 from stretto.engine.track import Track
 from stretto.engine.types import Logprob, Result, Usage
