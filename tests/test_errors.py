@@ -35,7 +35,7 @@ from tiny_models import FOLDER
         ({"loop": "round"}, "loop", "round"),
         ({"overflow": "burst"}, "overflow", "burst"),
         ({"keep": 3}, "keep", 3),
-        ({"max_token": 3}, "max_token", None),
+        ({"max_token": 3}, "max_token", 3),
         ({"hooks": [1]}, "hooks", 1),
         ({"draft": "crystal ball"}, "draft", "crystal ball"),
         ({"grammar": 7}, "grammar", 7),

@@ -271,6 +271,8 @@ class Refusal:
         return f"{self.first} and {self.second} do not go together: {self.reason}"
 
 
+PENALTIES = "repetition_penalty, presence_penalty, frequency_penalty"
+
 _REFUSED = {  # this, beside these: why
     FUSED: {
         "hooks": "the fused loop runs NativeHooks only; use loop='python' for others",
@@ -290,7 +292,7 @@ _REFUSED = {  # this, beside these: why
         "temperature, top_k, top_p, min_p, seed": "a beam search draws nothing; leave it out",
         "logprobs, logprob_tokens": "every result has the score of its hypothesis (logprob); leave it out",
         "sampled_logprobs": "nothing is drawn; leave it out",
-        "repetition_penalty, presence_penalty, frequency_penalty": "hypotheses are ranked by the model's own probabilities",
+        PENALTIES: "hypotheses are ranked by the model's own probabilities",
         "callback": "no token is certain before the search has ended",
         STOP_FUNCTIONS: "there is no single text to call them with; give stop strings",
         "min_tokens": "hypotheses end by the model's own probabilities",
@@ -304,7 +306,7 @@ _REFUSED = {  # this, beside these: why
         "top_k": "max_width says how many tokens are kept",
         "top_p, min_p": "threshold says which tokens are kept",
         "seed": "nothing is drawn, and the same run comes every time; leave it out",
-        "repetition_penalty, presence_penalty, frequency_penalty": "use a hook, such as stretto.hooks.NoRepeat",
+        PENALTIES: "use a hook, such as stretto.hooks.NoRepeat",
         "logit_bias": "use hooks=[stretto.hooks.Bias({...})]",
         "logprobs, sampled_logprobs, logprob_tokens": "every member has its probability; leave it out",
         "loop": "sets are chosen in Python; leave it out",
