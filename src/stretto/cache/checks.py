@@ -11,19 +11,24 @@ MAX_POSITION = (1 << 31) - 1
 INTEGERS = {int}  # and not bool
 
 
-def check_range(start: int, stop: int | None) -> None:
-    """Raise unless these are positions, in order; no `stop` is the end."""
-    for name, value in (("start", start), ("stop", stop)):
-        if value is None and name == "stop":
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
-            raise wrong_value(name, value, "a position, 0 or more")
+def check_position(name: str, value: int) -> int:
+    """A position as an integer, 0 or more."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+        raise wrong_value(name, value, "a position, 0 or more")
+    return int(value)
+
+
+def check_range(start: int, stop: int | None) -> tuple[int, int | None]:
+    """Positions as integers; raise unless they are in order. No `stop` is the end."""
+    start = check_position("start", start)
+    stop = None if stop is None else check_position("stop", stop)
     if stop is not None and stop < start:
         raise InvalidRequest(
             f"start {start} lies behind stop {stop}; ranges are start ≤ position < stop",
             param="start",
             value=start,
         )
+    return start, stop
 
 
 def check_id(sequence: int) -> int:

@@ -29,9 +29,9 @@ Event = TypeVar("Event")
 class AsyncEventStream(Generic[Event]):
     """Iterate it with `async for`; a loop that is left cancels the request and frees its cells."""
 
-    def __init__(self, worker: Worker, make: Callable[[], tuple[Request[Any], deque[Event]]]) -> None:
+    def __init__(self, worker: Worker, make: Callable[[], Request[Any]]) -> None:
         self._worker = worker
-        self._make = make  # the request, and where its events will be
+        self._make = make
         self._request: Request[Any] | None = None
         self._events: deque[Event] = deque()
         self._news: LoopNotifier | None = None
@@ -68,7 +68,8 @@ class AsyncEventStream(Generic[Event]):
         return None if self._request is None else summary_of([self._request], [self._request])
 
     def _begin(self) -> list[list[Request[Any]]]:
-        request, self._events = self._make()
+        request = self._make()
+        self._events = request.output.events
         return [[request]]
 
     async def _exhausted(self) -> Request[Any]:
@@ -109,13 +110,6 @@ class AsyncStream(AsyncEventStream[Token]):
     async for token in llm.astream("Once upon a time"):
         print(token.text, end="", flush=True)
     """
-
-    def __init__(self, worker: Worker, make: Callable[[], Request[Any]]) -> None:
-        def begin() -> tuple[Request[Any], deque[Token]]:
-            request = make()
-            return request, request.output.events
-
-        super().__init__(worker, begin)
 
     async def result(self) -> Result:
         """The whole result; finishes the generation first."""

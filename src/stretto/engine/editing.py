@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stretto.cache.checks import check_range
+from stretto.cache.checks import check_position, check_range
 from stretto.cache.lags import lag_before
 from stretto.engine.runner import Runner
 from stretto.engine.tokens import refuse_cut
@@ -84,16 +84,7 @@ def drop_oldest_half(runner: Runner, track: Track, keep: int, compute: Compute) 
 
 def check_shift(start: int, stop: int | None, by: int) -> tuple[int, int | None, int]:
     """The arguments of a shift as integers."""
-    start = check_position("start", start)
-    stop = None if stop is None else check_position("stop", stop)
-    check_range(start, stop)
+    start, stop = check_range(start, stop)
     if isinstance(by, bool) or not isinstance(by, (int, np.integer)):
         raise wrong_value("by", by, "a number of positions")
     return start, stop, int(by)
-
-
-def check_position(name: str, value: int) -> int:
-    """A position as an integer, 0 or more."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
-        raise wrong_value(name, value, "a position, 0 or more")
-    return int(value)

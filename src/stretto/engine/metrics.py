@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from operator import add, sub
 from typing import Any, NamedTuple
@@ -75,27 +76,16 @@ class Counts(NamedTuple):
         """The differences to earlier ones; all of them if the counters have begun anew meanwhile."""
         if self.tokens < before.tokens or self.passes < before.passes:
             return self
-        return Counts(
-            self.tokens - before.tokens,
-            self.prompt - before.prompt,
-            self.cached - before.cached,
-            self.passes - before.passes,
-            self.pass_tokens - before.pass_tokens,
-            tuple(map(sub, self.first_token, before.first_token)),
-            tuple(map(sub, self.gaps, before.gaps)),
-        )
+        return self._with_each(sub, before)
 
     def plus(self, other: Counts) -> Counts:
         """The sums with those of another model, or of another time."""
-        return Counts(
-            self.tokens + other.tokens,
-            self.prompt + other.prompt,
-            self.cached + other.cached,
-            self.passes + other.passes,
-            self.pass_tokens + other.pass_tokens,
-            tuple(map(add, self.first_token, other.first_token)),
-            tuple(map(add, self.gaps, other.gaps)),
-        )
+        return self._with_each(add, other)
+
+    def _with_each(self, operator: Callable[[Any, Any], Any], other: Counts) -> Counts:
+        numbers: Any = map(operator, self[:5], other[:5])
+        times = zip(self[5:], other[5:], strict=True)
+        return Counts(*numbers, *[tuple(map(operator, one, two)) for one, two in times])
 
 
 NO_TIMES = (0,) * (len(SECONDS) + 1)

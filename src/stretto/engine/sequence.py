@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from stretto.backends.base import DeviceRow, DrawsRows, Row
+from stretto.cache.checks import check_position
 from stretto.cache.items import is_image
 from stretto.engine import editing
 from stretto.engine.adapters import Parts
@@ -262,7 +263,7 @@ class Sequence:
     def truncate(self, position: int) -> None:
         """Keep only the tokens at positions below `position`."""
         with self._engine.lock:
-            self.remove(position, max(self.position, editing.check_position("position", position)))
+            self.remove(position, max(self.position, check_position("position", position)))
 
     def remove(self, start: int, stop: int, *, close: bool = False) -> None:
         """Remove the tokens at start ≤ position < stop.

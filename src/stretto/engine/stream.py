@@ -21,10 +21,10 @@ Event = TypeVar("Event")
 class EventStream(Generic[Event]):
     """Iterate it for the events of a request; `cancel()` ends it, as does leaving a `with`."""
 
-    def __init__(self, engine: Engine, request: Request[Any], events: deque[Event]) -> None:
+    def __init__(self, engine: Engine, request: Request[Any]) -> None:
         self._engine = engine
         self._request = request
-        self._events = events  # not taken yet
+        self._events: deque[Event] = request.output.events  # not taken yet
         request.single_steps = True
         try:
             engine.add(request)
@@ -90,9 +90,6 @@ class TextStream(EventStream[Token]):
         print(token.text, end="", flush=True)
     stream.result.timings.tokens_per_second
     """
-
-    def __init__(self, engine: Engine, request: Request[Any]) -> None:
-        super().__init__(engine, request, request.output.events)
 
     @property
     def result(self) -> Result:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from math import isnan, log
+from math import log
 from typing import Protocol
 
 import numpy as np
 
 from stretto.errors import InvalidRequest, wrong_value
 from stretto.hooks.base import MAX_TOKENS, HookRow, Row, Rows, Trail, Trails, check_vocabulary, token_ids
-from stretto.sampling.params import check_integer, check_number
+from stretto.sampling.params import check_bias, check_integer, check_number
 
 
 class Ban:
@@ -30,8 +30,7 @@ class Ban:
 
     def __call__(self, logits: Row, tokens: list[int]) -> None:
         """Exclude them from one row."""
-        check_vocabulary("Ban", self._highest, len(logits))
-        logits[self._ids] = -np.inf
+        self.batch(logits[np.newaxis], [])
 
     def batch(self, logits: Rows, rows: list[HookRow]) -> None:
         """Exclude them from all rows."""
@@ -59,10 +58,7 @@ class Only:
 
     def __call__(self, logits: Row, tokens: list[int]) -> None:
         """Exclude the others from one row."""
-        check_vocabulary("Only", self.tokens[-1], len(logits))
-        kept = logits[self._ids]
-        logits[:] = -np.inf
-        logits[self._ids] = kept
+        self.batch(logits[np.newaxis], [])
 
     def batch(self, logits: Rows, rows: list[HookRow]) -> None:
         """Exclude the others from all rows."""
@@ -85,19 +81,7 @@ class Bias:
     """
 
     def __init__(self, bias: Mapping[int, float]) -> None:
-        if not isinstance(bias, Mapping):
-            raise InvalidRequest(
-                f"bias must map token ids to numbers, not be {bias!r}", param="bias", value=bias
-            )
-        for token, value in bias.items():
-            check_integer("a token of bias", token, 0, MAX_TOKENS, param="bias")
-            fine = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-            if not fine or isnan(value) or value == np.inf:
-                raise InvalidRequest(
-                    f"bias of token {token} must be a number or −inf, not {value!r}",
-                    param="bias",
-                    value=value,
-                )
+        check_bias("bias", bias, MAX_TOKENS)
         self.bias = {int(token): float(value) for token, value in bias.items()}
         self._ids = np.fromiter(self.bias.keys(), np.intp)
         self._values = np.fromiter(self.bias.values(), np.float32)
@@ -105,8 +89,7 @@ class Bias:
 
     def __call__(self, logits: Row, tokens: list[int]) -> None:
         """Add to one row."""
-        check_vocabulary("Bias", self._highest, len(logits))
-        logits[self._ids] += self._values
+        self.batch(logits[np.newaxis], [])
 
     def batch(self, logits: Rows, rows: list[HookRow]) -> None:
         """Add to all rows."""

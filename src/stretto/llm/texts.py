@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
@@ -128,6 +129,8 @@ if TYPE_CHECKING:
     from stretto.tools.check import Choice, Tools
     from stretto.tools.plan import ToolPlan
 
+
+TOOL_OPTIONS = "tools", "tool_choice", "parallel_tool_calls"
 
 Prompts = list[str] | list[list[int]] | list[Parts] | list[Sequence]
 Prepared = tuple[list[int] | Sequence, "ToolPlan", dict[str, Any]]  # the prompt of a chat, and its options
@@ -361,10 +364,6 @@ class Texts:
         options: Options | None = None,
         *,
         stream: bool = False,
-        tools: Tools | None = None,
-        tool_choice: Choice | None = None,
-        parallel_tool_calls: bool | None = None,
-        template: Mapping[str, Any] | None = None,
         **keywords: Any,
     ) -> Result | TextStream:
         """Answer a conversation: a list of messages, each with a role and a content, or the text of one.
@@ -378,10 +377,7 @@ class Texts:
 
         >>> llm.chat([{"role": "user", "content": "Hi"}], template={"enable_thinking": False}).text
         """
-        chosen = self._chosen(options, keywords)
-        prompt, plan, chosen = self._prepare(
-            messages, chosen, tools, tool_choice, parallel_tool_calls, template
-        )
+        prompt, plan, chosen = self._prepare(messages, options, keywords)
         if stream:
             from stretto.tools.plan import ToolStream
 
@@ -414,10 +410,6 @@ class Texts:
         options: Options | None = None,
         *,
         stream: bool = False,
-        tools: Tools | None = None,
-        tool_choice: Choice | None = None,
-        parallel_tool_calls: bool | None = None,
-        template: Mapping[str, Any] | None = None,
         **keywords: Any,
     ) -> Coroutine[Any, Any, Result] | AsyncStream:
         """As `chat`, to await; with `stream=True` for `async for`, as `astream`.
@@ -426,16 +418,12 @@ class Texts:
         ...     print(token.text, end="", flush=True)
         """
 
-        def prepare() -> Prepared:
-            chosen = self._chosen(options, keywords)
-            return self._prepare(messages, chosen, tools, tool_choice, parallel_tool_calls, template)
-
         if not stream:
-            return self._answered(prepare)
+            return self._answered(partial(self._prepare, messages, options, keywords))
         from stretto.tools.plan import AsyncToolStream
 
         def make() -> tuple[Request[Any], ToolPlan]:
-            prompt, plan, chosen = prepare()
+            prompt, plan, chosen = self._prepare(messages, options, keywords)
             return new_text(self._engine, prompt, chosen), plan
 
         return AsyncToolStream(self._worker, make)
@@ -448,19 +436,16 @@ class Texts:
         return cast(Result, plan.read_all(await self.agenerate(cast(Any, prompt), **chosen)))
 
     def _prepare(
-        self,
-        messages: str | Seq[Message] | Sequence,
-        options: Mapping[str, Any],
-        tools: Tools | None,
-        tool_choice: Choice | None,
-        parallel: bool | None,
-        template: Mapping[str, Any] | None,
+        self, messages: str | Seq[Message] | Sequence, options: Options | None, keywords: dict[str, Any]
     ) -> Prepared:
         """The prompt of a conversation, the plan for its tools, and the options of its request."""
         from stretto.tools.plan import plan_tools
 
-        arguments, chosen = _chat_options(options, template)
-        plan = plan_tools(self._template, self.tokenizer, tools, tool_choice, parallel)
+        template, *tools = [keywords.pop(name, None) for name in ("template", *TOOL_OPTIONS)]
+        chosen = {"reasoning": True, **self._chosen(options, keywords)}
+        known = chosen.pop("template", None)
+        arguments = known if template is None else template
+        plan = plan_tools(self._template, self.tokenizer, *tools)
         prompt: list[int] | Sequence
         if not isinstance(messages, Sequence):
             salt = chosen.get("cache_salt")
@@ -520,15 +505,6 @@ class Texts:
         else:
             self._engine.complete(groups)
         return [branches.results() for branches in several]
-
-
-def _chat_options(
-    options: Mapping[str, Any], arguments: Mapping[str, Any] | None
-) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
-    """The template's arguments, those of a call before those of its options, and the request's options."""
-    rest = {"reasoning": True, **options}
-    known = rest.pop("template", None)
-    return known if arguments is None else arguments, rest
 
 
 def is_list(prompt: Any) -> bool:

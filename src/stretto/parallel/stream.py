@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +22,7 @@ class ParallelStream(EventStream[ParallelStep]):
     """
 
     def __init__(self, engine: Engine, run: Run) -> None:
-        super().__init__(engine, run, run.output.events)
+        super().__init__(engine, run)
         self._run = run
 
     @property
@@ -49,13 +48,6 @@ class AsyncParallelStream(AsyncEventStream[ParallelStep]):
     async for step in llm.aparallel("The cat", stream=True):
         print(step.brackets, end="", flush=True)
     """
-
-    def __init__(self, worker: Worker, make: Callable[[], Run]) -> None:
-        def begin() -> tuple[Request[Any], deque[ParallelStep]]:
-            run = make()
-            return run, run.output.events
-
-        super().__init__(worker, begin)
 
     async def result(self) -> ParallelText:
         """The whole text; finishes the run first."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import MappingProxyType
 
 import numpy as np
 
@@ -14,9 +13,26 @@ from stretto.options.documenting import documented
 from stretto.options.generating import SAMPLING
 from stretto.options.option import check_integer, check_number
 
-__all__ = ["SamplingParams", "check_integer", "check_number"]  # the checks serve other parameters too
+__all__ = [
+    "SamplingParams",
+    "check_bias",
+    "check_integer",
+    "check_number",
+]  # the checks serve other parameters too
 
-NO_BIAS: Mapping[int, float] = MappingProxyType({})
+MAX_TOKEN = 1 << 31
+
+
+def check_bias(name: str, bias: object, most: int = MAX_TOKEN) -> None:
+    """Raise unless it is a mapping of token ids, up to `most`, to numbers or −inf."""
+    if not isinstance(bias, Mapping):
+        raise InvalidRequest(f"{name} must map token ids to numbers, not be {bias!r}", param=name, value=bias)
+    for token, value in bias.items():
+        check_integer(f"a token of {name}", token, 0, most, param=name)
+        is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+        if not is_number or value != value or value == np.inf:
+            message = f"{name} of token {token} must be a number or −inf, not {value!r}"
+            raise InvalidRequest(message, param=name, value=value)
 
 
 @documented(SAMPLING)
@@ -40,24 +56,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for option in SAMPLING:
             option.check(getattr(self, option.name))
-        bias = NO_BIAS if self.logit_bias is None else self.logit_bias
-        if not isinstance(bias, Mapping):
-            raise InvalidRequest(
-                f"logit_bias must map token ids to numbers, not be {bias!r}", param="logit_bias", value=bias
-            )
-        for token, value in bias.items():
-            check_integer("a token of logit_bias", token, 0, 1 << 31, param="logit_bias")
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, (int, float))
-                or value != value
-                or value == np.inf
-            ):
-                raise InvalidRequest(
-                    f"logit_bias of token {token} must be a number or −inf, not {value!r}",
-                    param="logit_bias",
-                    value=value,
-                )
+        if self.logit_bias is not None:
+            check_bias("logit_bias", self.logit_bias)
 
     @cached_property
     def penalizes(self) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,6 +15,11 @@ from stretto.options.generating import SAMPLING
 from stretto.sampling import transforms
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.rng import RandomStream
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from stretto.options.keywords import SamplingOptions
 
 Row = NDArray[np.float32]
 
@@ -28,17 +34,10 @@ WRONG = {
 def sample(
     logits: ArrayLike,
     *,
-    temperature: float = 0.8,
-    top_k: int = 40,
-    top_p: float = 0.95,
-    min_p: float = 0.05,
-    repetition_penalty: float = 1.0,
-    presence_penalty: float = 0.0,
-    frequency_penalty: float = 0.0,
-    logit_bias: Mapping[int, float] | None = None,
     tokens: Sequence[int] = (),
     n_prompt: int = 0,
     rng: np.random.Generator | RandomStream | int | None = None,
+    **options: Unpack[SamplingOptions],
 ) -> int:
     """Sample a token from `logits`: the sampler of `generate` as a function.
 
@@ -48,16 +47,7 @@ def sample(
     >>> sample([0.0, 1.0, 5.0], temperature=0)
     2
     """
-    params = SamplingParams(
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        repetition_penalty,
-        presence_penalty,
-        frequency_penalty,
-        logit_bias,
-    )
+    params = SamplingParams(**options)
     row = np.asarray(logits)
     if row.ndim != 1 or not row.size or not np.issubdtype(row.dtype, np.number):
         raise InvalidRequest(
@@ -143,14 +133,7 @@ def shaped(logits: Row, params: SamplingParams, tokens: Sequence[int], n_prompt:
     """The logits that a token is drawn from: after all steps of the chain; −inf for excluded tokens."""
     row = logits
     if params.penalizes:
-        row = transforms.penalize(
-            row,
-            tokens,
-            n_prompt,
-            params.repetition_penalty,
-            params.presence_penalty,
-            params.frequency_penalty,
-        )
+        row = transforms.penalize(row, tokens, n_prompt, *params.numbers[4:])
     if params.logit_bias:
         row = transforms.add_bias(row, params.logit_bias)
     if params.temperature == 0:

@@ -6,6 +6,7 @@ dense mask here, made from the views or given by hand. Each kind of mixer and fe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -31,7 +32,7 @@ from stretto.backends.reference.layer import (
 )
 from stretto.backends.reference.mixers import attend
 from stretto.errors import InvalidRequest, Unsupported
-from stretto.models.feed_forward import Dense, Experts, FeedForward
+from stretto.models.feed_forward import Dense, FeedForward
 from stretto.models.mixers import Attention, Beside, Convolution, DeltaNet, Latent, Mamba2, Mixer
 from stretto.models.spec import Layer, ModelSpec
 from stretto.weights.adapters import Pair
@@ -302,30 +303,25 @@ class ReferenceBackend:
         self.keys, self.values, self.states = [], [], []
 
 
+MIXERS: dict[type, Callable[..., Floats]] = {
+    Attention: mixers.mix_attention,
+    Latent: mixers.mix_latent,
+    DeltaNet: mixers.delta_net,
+    Convolution: mixers.short_convolution,
+    Mamba2: mixers.mamba2,
+}
+
+
 def mix(mixer: Mixer, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floats:
-    """What layer i's mixer makes of normalised rows."""
-    if isinstance(mixer, Attention):
-        return mixers.mix_attention(mixer, w, i, x, run)
-    if isinstance(mixer, Latent):
-        return mixers.mix_latent(mixer, w, i, x, run)
-    if isinstance(mixer, DeltaNet):
-        return mixers.delta_net(mixer, w, i, x, run)
-    if isinstance(mixer, Convolution):
-        return mixers.short_convolution(mixer, w, i, x, run)
-    if isinstance(mixer, Mamba2):
-        return mixers.mamba2(mixer, w, i, x, run)
+    """The output of a layer's mixer for normalised x, by its kind."""
     if isinstance(mixer, Beside):
         return mix(mixer.attention, w, i, x, run) + mix(mixer.other, w, i, x, run)
-    raise Unsupported(f"the reference backend has no {type(mixer).__name__}")
+    return MIXERS[type(mixer)](mixer, w, i, x, run)
 
 
 def feed(ffn: FeedForward, w: LayerWeights, x: Floats) -> Floats:
-    """What a layer's feed-forward makes of normalised rows."""
-    if isinstance(ffn, Dense):
-        return dense(ffn, w, x)
-    if isinstance(ffn, Experts):
-        return experts(ffn, w, x)
-    raise Unsupported(f"the reference backend has no {type(ffn).__name__}")
+    """The output of a layer's feed-forward for normalised x, by its kind."""
+    return dense(ffn, w, x) if isinstance(ffn, Dense) else experts(ffn, w, x)
 
 
 def _row_of(attention: list[Floats], batch: Batch, row: int) -> Floats:

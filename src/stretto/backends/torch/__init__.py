@@ -26,22 +26,12 @@ def open_torch(file: GGUF, spec: ModelSpec, options: BackendOptions) -> TorchBac
     # Cells of encoders stay for one pass: float32 would save nothing, and its products are slow.
     kv = "f16" if spec.is_encoder and options.precision == "standard" else options.kv
     from stretto.backends.torch.backend import TorchBackend
-    from stretto.backends.torch.memory import device_memory, fit_cells
+    from stretto.backends.torch.memory import Need, device_memory, fit_cells
 
     cells, n_slots = options.cells, options.n_slots(4 * spec.state_floats)
     if options.device != "cpu":
-        asked = "auto" if options.auto_cells else cells
-        is_wide = options.precision == "high"
-        cells = fit_cells(
-            file,
-            spec,
-            asked,
-            options.device,
-            kv=kv,
-            wide=is_wide,
-            n_slots=n_slots,
-            beside=options.beside,
-        )
+        need = Need.of(file, spec, kv=kv, wide=options.precision == "high", n_slots=n_slots)
+        cells = fit_cells("auto" if options.auto_cells else cells, need, options.device, options.beside)
     if options.auto_cells:  # some models scale positions by the length that there is room for
         spec = read_spec(file, cells)
     with device_memory(f"loading {file.path.name} with {cells:,} cells", options.device):

@@ -305,15 +305,7 @@ def cut_off(gate: Tensor, times: float) -> Tensor:
     n, width = gate.shape
     out = torch.empty(n, width, device=gate.device)
     launch(
-        kernels.cut_off,
-        (n,),
-        gate,
-        out,
-        times,
-        gate.stride(0),
-        WIDTH=width,
-        BLOCK=power_of_two(width),
-        num_warps=warps(width),
-        **early_options(gate.device),
-    )
+        kernels.cut_off, (n,), gate, out, times, gate.stride(0),
+        WIDTH=width, BLOCK=power_of_two(width), num_warps=warps(width), **early_options(gate.device),
+    )  # fmt: skip
     return out

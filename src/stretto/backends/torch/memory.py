@@ -136,23 +136,12 @@ def _too_large(need: Need, free: int) -> str:
     )
 
 
-def fit_cells(
-    file: GGUF,
-    spec: ModelSpec,
-    cells: int | str,
-    device: str,
-    *,
-    kv: str,
-    wide: bool,
-    n_slots: int,
-    beside: int = 0,
-) -> int:
+def fit_cells(cells: int | str, need: Need, device: str, beside: int = 0) -> int:
     """The cells of a model that is about to be opened on a device; raises where it does not fit.
 
     `beside` are bytes that something else, an image encoder, will take there.
     With "auto" the spec must be read again for that many: some models scale positions by length.
     """
-    need = Need.of(file, spec, kv=kv, wide=wide, n_slots=n_slots)
     return choose_cells(cells, need, free_bytes(device) - beside)
 
 

@@ -156,6 +156,8 @@ class Sampler:
         self.n_peaks = -(-n_vocab // STRETCH)
         self._n_parts = -(-self.n_peaks // TILE)
         self._n_words = -(-n_vocab // 32)
+        self._sizes = n_vocab, self.n_peaks, self._n_words
+        self._peaks_power = _power(self.n_peaks)
         self._on_cuda = self.device.type == "cuda"
         self._host_block = self._pinned((capacity, ROW.size // 8), torch.int64)
         self._block = self._empty((capacity, ROW.size // 8), torch.int64)
@@ -178,17 +180,18 @@ class Sampler:
         self.following = self._empty((capacity,), torch.int32) if following is None else following
         self.steps = self._empty((1,), torch.int64)
         self._graphs: dict[tuple[int, bool], Callable[[], None]] = {}
-        rows = (
-            self._block,
-            self._peaks,
-            self._masks,
-            self._weights,
-            self.tokens,
-            self.following,
-            self.steps,
+        self._wide = WideRows(
+            Buffers(
+                self._block, self._peaks, self._masks, self._weights, self.tokens, self.following, self.steps
+            ),
+            n_vocab,
         )
-        self._wide = WideRows(Buffers(*rows), n_vocab)
         self._sampled = torch.cuda.Event() if self._on_cuda else None
+
+    @property
+    def _rows(self) -> tuple[Tensor, ...]:
+        """What all kernels read: the rows that are asked for, their peaks and their masks."""
+        return self._block, self._peaks, self._masks
 
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
         return self._torch.zeros(shape, dtype=dtype, device=self.device)
@@ -307,54 +310,34 @@ class Sampler:
 
         Rows with a great many candidates get `WIDE`; rows that are drawn from whole need `whole`.
         """
-        from stretto.backends.torch.kernels import sample, search
+        from stretto.backends.torch.kernels import search
 
-        following = self.following if following is None else following
-        sizes = (self.n_vocab, self.n_peaks, self._n_words)
-        n_peaks = 1 << (self.n_peaks - 1).bit_length()
+        following, rows = self.following if following is None else following, self._rows
         self._launch_peaks(bucket)
         if whole:
             search.weigh[(self._n_parts, bucket)](
-                self._block,
-                self._peaks,
-                self._masks,
-                self._weights,
-                *sizes,
-                PEAKS=n_peaks,
-                TILE=TILE,
-                **EXACT,
+                *rows, self._weights, *self._sizes, PEAKS=self._peaks_power, TILE=TILE, **EXACT
             )
-        sample.select[(bucket,)](
-            self._block, self._peaks, self._masks, self._stretches, self._weights, self._values, self._ids,
-            self._shares, self._lows, self.tokens, following, self.steps, *sizes, PEAKS=n_peaks, LIST=False,
-            num_warps=SELECT_WARPS, **EXACT,
-        )  # fmt: skip
+        self._launch_select(bucket, following, lists=False)
         if whole:
-            self._launch_whole(bucket, following)
+            search.draw_whole[(bucket,)](
+                *rows, self._weights, self.tokens, following, self.steps, *self._sizes,
+                PEAKS=self._peaks_power, num_warps=SELECT_WARPS, **EXACT,
+            )  # fmt: skip
 
-    def _launch_whole(self, bucket: int, following: Tensor) -> None:
-        """Sample the rows that are drawn from whole."""
-        from stretto.backends.torch.kernels import search
+    def _launch_select(self, bucket: int, following: Tensor, lists: bool) -> None:
+        from stretto.backends.torch.kernels import sample
 
-        search.draw_whole[(bucket,)](
-            self._block, self._peaks, self._masks, self._weights, self.tokens, following, self.steps,
-            self.n_vocab, self.n_peaks, self._n_words, PEAKS=1 << (self.n_peaks - 1).bit_length(),
+        sample.select[(bucket,)](
+            *self._rows, self._stretches, self._weights, self._values, self._ids, self._shares, self._lows,
+            self.tokens, following, self.steps, *self._sizes, PEAKS=self._peaks_power, LIST=lists,
             num_warps=SELECT_WARPS, **EXACT,
         )  # fmt: skip
 
     def _launch_peaks(self, bucket: int) -> None:
         from stretto.backends.torch.kernels import sample
 
-        sample.find_peaks[(self._n_parts, bucket)](
-            self._block,
-            self._peaks,
-            self._masks,
-            self.n_vocab,
-            self.n_peaks,
-            self._n_words,
-            TILE=TILE,
-            **EXACT,
-        )
+        sample.find_peaks[(self._n_parts, bucket)](*self._rows, *self._sizes, TILE=TILE, **EXACT)
 
     def _run(self, bucket: int, whole: bool) -> list[int]:
         """Sample the rows of the host's block and wait for the tokens."""
@@ -414,10 +397,10 @@ class Sampler:
         self._launch_change(words, saved, restore=True)
 
     def _launch_change(self, words: Tensor, saved: Tensor, restore: bool) -> None:
-        from stretto.backends.torch.kernels import sample as adjust
+        from stretto.backends.torch.kernels import sample
 
         block = 128
-        adjust.change[(-(-len(words) // block),)](
+        sample.change[(-(-len(words) // block),)](
             words, saved, len(words), RESTORE=restore, BLOCK=block, **EXACT
         )
 
@@ -433,33 +416,19 @@ class Sampler:
 
     def _measure(self, asks: Sequence[Ask], tokens: Sequence[int]) -> list[Measured | None]:
         from stretto.backends.torch.kernels import sample
-        from stretto.backends.torch.kernels import sample as adjust
 
-        n, n_peaks = len(asks), 1 << (self.n_peaks - 1).bit_length()
+        n = len(asks)
         self.write(asks, n)
         self._host_block[:n, 5] = self._torch.tensor(
             tokens, dtype=self._torch.int64
         )  # in the place of the draw
         self.upload(n)
         self._launch_peaks(n)
-        sizes = (self.n_vocab, self.n_peaks, self._n_words)
         sums = self._empty((n, self._n_parts + 1), self._torch.float64)
-        adjust.sum_exponentials[(self._n_parts, n)](
-            self._block,
-            self._peaks,
-            self._masks,
-            sums,
-            *sizes,
-            self._n_parts,
-            PEAKS=n_peaks,
-            TILE=TILE,
-            **EXACT,
+        sample.sum_exponentials[(self._n_parts, n)](
+            *self._rows, sums, *self._sizes, self._n_parts, PEAKS=self._peaks_power, TILE=TILE, **EXACT
         )
-        sample.select[(n,)](
-            self._block, self._peaks, self._masks, self._stretches, self._weights, self._values, self._ids,
-            self._shares, self._lows, self.tokens, self.following, self.steps, *sizes,
-            PEAKS=n_peaks, LIST=True, num_warps=SELECT_WARPS, **EXACT,
-        )  # fmt: skip
+        self._launch_select(n, self.following, lists=True)
         counts, values, ids = (x[:n].cpu().numpy() for x in (self.tokens, self._values, self._ids))
         everything = zip(counts.tolist(), values, ids, sums.cpu().numpy(), asks, strict=True)
         return [_measured(n, some, of, parts, ask.params.top_k) for n, some, of, parts, ask in everything]

@@ -6,7 +6,7 @@ They are scheduled like generations: batched with them, cancellable, within the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,20 +164,30 @@ class _Measured(_Scored):
             self.measured.append((logprob, tuple(Logprob(*one) for one in best)))
 
 
-class ScorePass(Pass):
-    """The log-probability of each token of a text after its first, given those before it."""
+OneSource = TypeVar("OneSource", bound=Source)
 
-    def __init__(self, runner: Runner, track: Track, tokens: list[int]) -> None:
+
+class _OneSourcePass(Pass, Generic[OneSource]):
+    """A pass over one source."""
+
+    def __init__(self, runner: Runner, source: OneSource) -> None:
         super().__init__(runner.metrics)
-        track.running = True
-        track.checkpoints = None  # nothing of it stays
+        source.track.running = True
         self._runner = runner
-        self._source = _Scored(track, tokens, rows_at_once(runner))
+        self._source = source
 
     @property
     def sources(self) -> Sequence[Source]:
-        """The text without its last token."""
+        """The source."""
         return (self._source,)
+
+
+class ScorePass(_OneSourcePass[_Scored]):
+    """The log-probability of each token of a text after its first, given those before it."""
+
+    def __init__(self, runner: Runner, track: Track, tokens: list[int]) -> None:
+        track.checkpoints = None  # nothing of it stays
+        super().__init__(runner, _Scored(track, tokens, rows_at_once(runner)))
 
     def result(self) -> Floats:
         """float32[n-1]."""
@@ -188,20 +198,12 @@ class ScorePass(Pass):
         self._runner.close_track(self._source.track, park=False)
 
 
-class MeasurePass(Pass):
+class MeasurePass(_OneSourcePass[_Measured]):
     """As `ScorePass`, with the `n_top` most probable tokens at each place; the cells stay for prompts."""
 
     def __init__(self, runner: Runner, track: Track, tokens: list[int], n_top: int) -> None:
-        super().__init__(runner.metrics)
-        track.running = True
         track.checkpoints = None
-        self._runner = runner
-        self._source = _Measured(track, tokens, rows_at_once(runner), n_top)
-
-    @property
-    def sources(self) -> Sequence[Source]:
-        """The text without its last token."""
-        return (self._source,)
+        super().__init__(runner, _Measured(track, tokens, rows_at_once(runner), n_top))
 
     def result(self) -> list[Measured]:
         """Of each token after the first."""
@@ -494,27 +496,19 @@ class _Packed:
         self._lanes, self._tree, self._n_done, self._scores = [], DraftTree(), 0, {}
 
 
-class PackedPass(Pass):
+class PackedPass(_OneSourcePass[_Packed]):
     """The log-probability of each token of many continuations of one text."""
 
     reuses_prefix = True
 
     def __init__(self, runner: Runner, track: Track, continuations: list[list[int]], park: bool) -> None:
-        super().__init__(runner.metrics)
-        track.running = True
-        self._runner = runner
+        super().__init__(runner, _Packed(runner, track))
         self._park = park
         self._continuations = continuations
         self._found: list[Floats] = [np.empty(0, np.float32)] * len(continuations)
         room = min(runner.chunk, len(runner.cells) - len(track))
         self._groups = grouped([len(tokens) - 1 for tokens in continuations], room, _most_lanes(runner))
         self._group: list[int] = []
-        self._source = _Packed(runner, track)
-
-    @property
-    def sources(self) -> Sequence[Source]:
-        """The text, and then the present group of continuations."""
-        return (self._source,)
 
     def advance(self, n_running: int) -> None:
         """Take the scores of a group, and begin with the next one or end."""
