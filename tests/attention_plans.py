@@ -6,14 +6,14 @@ import numpy as np
 
 from stretto import _native
 from stretto.backends.batch import Batch, Decoding
-from stretto.backends.torch.plan import ALIGN, HEAD, SPAN
 from stretto.backends.torch.planner import items_at, lay_out
+from stretto.backends.torch.work import ALIGN, HEAD, SPAN
 
 N_VOCAB = 100
 
 
 class Device:
-    """The part of `Planner` that needs no torch, and the views as kernels would see them."""
+    """The part of `WorkPlanner` that needs no torch, and the views as kernels would see them."""
 
     def __init__(self, n_cells, kinds=((None, True),), n_slots=0, capacity=1 << 16, few=16):
         self.n_slots = n_slots
@@ -150,11 +150,11 @@ def expected(batch, window, causal, windowed_images=False):
 
 
 def check(device, batch, windowed_images=False):
-    """Plan a batch; all rows of all kinds must attend to exactly their cells."""
+    """PassWork a batch; all rows of all kinds must attend to exactly their cells."""
     plan = device.plan(batch, windowed_images)
     for window, causal in device.kinds:
         wanted = expected(batch, window, causal, windowed_images)
-        assert attended(plan.work(window, causal), plan.n) == wanted
+        assert attended(plan.of(window, causal), plan.n) == wanted
     return plan
 
 
@@ -165,7 +165,7 @@ def check_step(device, cells, tokens, sequences, bucket):
     padding = bucket - len(tokens)
     for window, causal in device.kinds:
         wanted = expected(step, window, causal) + [Counter([device.n_cells])] * padding
-        assert attended(plan.work(window, causal), bucket) == wanted
+        assert attended(plan.of(window, causal), bucket) == wanted
     assert plan.tokens.tolist() == tokens + [0] * padding
     assert plan.cells.tolist() == step.taken + [device.n_cells] * padding
     return plan

@@ -1,11 +1,11 @@
-"""Work built by hand, item by item, for tests of attention."""
+"""AttentionWork built by hand, item by item, for tests of attention."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from stretto.backends.torch.plan import ALIGN, PROMPT_ROWS, SHARED_ROWS, SPAN, Items, Work
+from stretto.backends.torch.work import ALIGN, PROMPT_ROWS, SHARED_ROWS, SPAN, AttentionWork, Items
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Rows:
         def t(x):
             return torch.tensor(np.asarray(x, np.int32), device=self.device)
 
-        return Work(
+        return AttentionWork(
             views=t(cells), places=t(places), positions=t(self.positions or [0] * n), offsets=t(offsets),
             firsts=t(firsts), lengths=t(lengths), slot0=t(slot0), spans=t(spans), wait=t(wait),
             n_slots=int(spans.sum()), **{name: self._items(found) for name, found in items.items()},

@@ -10,7 +10,7 @@ if not has_triton() or not (is_interpreting() or torch.cuda.is_available()):
 
 from stretto.backends.torch.attention import plain_attend  # noqa: E402
 from stretto.backends.torch.kernels import attend_launch  # noqa: E402
-from stretto.backends.torch.plan import Scoring, Work  # noqa: E402
+from stretto.backends.torch.work import AttentionWork, Scoring  # noqa: E402
 
 DEVICE = "cpu" if is_interpreting() else "cuda"
 TYPES = [torch.float32] if is_interpreting() else [torch.float32, torch.float16, torch.bfloat16]
@@ -26,7 +26,7 @@ def work_of(cells, first, length):
     """The work of one row that attends to entries first … length of a view that does not begin at 0."""
     views = torch.cat([torch.full((3,), 10**6), cells]).to(torch.int32).to(DEVICE)
     none = numbers(0)
-    return Work(
+    return AttentionWork(
         views, torch.zeros_like(views), numbers(POSITION), numbers(3), numbers(first), numbers(length),
         none, none, none, 1, None, None, None,
     )  # fmt: skip
@@ -82,7 +82,7 @@ def test_it_attends_as_the_plain_version(heads, kv_heads, first, length, dtype, 
     expected_keys, expected_values = keys.clone(), values.clone()
     expected_keys[own], expected_values[own] = wanted_k, wanted_v
     expected = torch.empty(1, heads * SIZE, device=DEVICE)
-    plain = Work(**{**vars(work), "views": work.views[3:], "offsets": numbers(0)})
+    plain = AttentionWork(**{**vars(work), "views": work.views[3:], "offsets": numbers(0)})
     plain_attend(q.to(dtype)[None].to(DEVICE), expected_keys, expected_values, plain, scoring, expected)
 
     out = torch.full((1, heads * SIZE), float("nan"), device=DEVICE)

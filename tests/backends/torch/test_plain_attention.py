@@ -13,8 +13,8 @@ from attention_work import Rows  # noqa: E402
 from stretto._native import ops  # noqa: E402
 from stretto.backends.reference.mixers import attend as oracle  # noqa: E402
 from stretto.backends.torch.attention import attend, received, store, weights  # noqa: E402
-from stretto.backends.torch.plan import Scoring  # noqa: E402
 from stretto.backends.torch.planes import from_bytes, new_plane, read, to_bytes  # noqa: E402
+from stretto.backends.torch.work import Scoring  # noqa: E402
 from stretto.errors import InvalidRequest  # noqa: E402
 
 N_CELLS = 40

@@ -10,7 +10,7 @@ import pytest
 from stretto.backends.reference import mixers as oracle
 from stretto.backends.reference.layer import LayerWeights
 from stretto.backends.torch.device import is_interpreting
-from stretto.backends.torch.plan import TILE, run_numbers, runs
+from stretto.backends.torch.work import TILE, run_numbers, runs
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.models.mixers import Convolution, DeltaNet, Mamba2
 from stretto.models.parts import Norm

@@ -6,7 +6,7 @@ import pytest
 from attention_plans import attended, expected
 from stretto.backends.batch import Batch, Decoding
 from stretto.backends.torch.device import is_interpreting
-from stretto.backends.torch.planner import BUCKETS, Planner, bucket_of
+from stretto.backends.torch.planner import BUCKETS, WorkPlanner, bucket_of
 from stretto.backends.torch.views import append_cells
 from stretto.cache.cells import Cells
 from stretto.errors import InvalidRequest
@@ -16,13 +16,13 @@ KINDS = ((None, True), (100, True))
 
 
 def planner(n_cells=2000, **options):
-    return Planner(torch.device("cpu"), n_cells, 100, KINDS, context_length=1000, **options)
+    return WorkPlanner(torch.device("cpu"), n_cells, 100, KINDS, context_length=1000, **options)
 
 
 def begin(plan):
     """What a pass begins with."""
     if plan.appends:
-        work = plan.work(None)
+        work = plan.of(None)
         append_cells(work.views, work.places, work.offsets, work.lengths, plan.cells, plan.positions)
 
 
@@ -31,7 +31,7 @@ def check(plan, batch, scratch):
     begin(plan)
     for window, causal in KINDS:
         cells = expected(batch, window, causal) + [{scratch: 1}] * (plan.n - len(batch))
-        assert attended(numpy_of(plan.work(window, causal)), plan.n) == cells
+        assert attended(numpy_of(plan.of(window, causal)), plan.n) == cells
 
 
 def numpy_of(work):
@@ -53,7 +53,7 @@ def test_prompts_and_steps_have_their_cells():
     for sequence, n in enumerate((300, 5, 40)):
         batch.extend([1] * n, 0, [sequence])
     batch.place(cells)
-    check(device.plan(batch, batch.placement), batch, 2000)
+    check(device.place(batch, batch.placement), batch, 2000)
     cells.copy(0, 3)
     for _ in range(3):
         step = Decoding(cells, [1, 2, 3, 4], [0, 1, 2, 3])
@@ -72,7 +72,7 @@ def test_addresses_of_a_bucket_stay():
     shared = device.decode(Decoding(cells, [3, 4], [0, 1]), 4)
     assert shared.key == (4, True, 0)
     assert shared.tokens.data_ptr() == first.tokens.data_ptr()
-    assert shared.work(None).shared.data.data_ptr() == first.work(None).single.data.data_ptr()
+    assert shared.of(None).shared.data.data_ptr() == first.of(None).single.data.data_ptr()
 
 
 def test_a_blank_plan_is_padding_alone():
@@ -81,7 +81,7 @@ def test_a_blank_plan_is_padding_alone():
         plan = device.blank(bucket)
         begin(plan)
         assert plan.cells.tolist() == [2000] * bucket
-        assert attended(numpy_of(plan.work(100)), bucket) == [{2000: 1}] * bucket
+        assert attended(numpy_of(plan.of(100)), bucket) == [{2000: 1}] * bucket
 
 
 def test_views_that_grow_have_other_keys():
@@ -118,17 +118,17 @@ def test_a_step_with_too_many_slots_is_planned_as_any_batch():
         cells.place([1] * 300, list(range(300)), [(sequence,)] * 300)
     step = Decoding(cells, [1, 1], [0, 1])
     assert device.decode(step, 2) is None
-    check(device.plan(step, step.placement), step, 2000)
+    check(device.place(step, step.placement), step, 2000)
 
 
 def test_a_model_without_attention_has_tokens_and_runs():
-    device, cells = Planner(torch.device("cpu"), 50, 100, (), context_length=50, n_slots=3), Cells(50)
+    device, cells = WorkPlanner(torch.device("cpu"), 50, 100, (), context_length=50, n_slots=3), Cells(50)
     step = Decoding(cells, [5, 6], [0, 1])
     step.slots = [2, 1]
     plan = device.decode(step, 4)
     assert plan.tokens.tolist() == [5, 6, 0, 0]
     assert plan.runs.slots.tolist() == [2, 1, 0, 0]
-    plan = device.plan(step, step.placement)
+    plan = device.place(step, step.placement)
     assert plan.runs.rows.tolist() == [1, 0]
     assert plan.works == {}
 

@@ -2,7 +2,7 @@
 
 `attend` is the kernel where kernels run (see `device.uses_kernels`) and `plain_attend` elsewhere, which says
 what it means. A row's result depends on its query, the cells it attends to and their order, on nothing else:
-not on other rows, and not on the items of `Work` that it is computed by.
+not on other rows, and not on the items of `AttentionWork` that it is computed by.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from stretto.backends.torch.device import Tensor, uses_kernels
-from stretto.backends.torch.plan import Scoring, Work
 from stretto.backends.torch.planes import Plane, read, write
+from stretto.backends.torch.work import AttentionWork, Scoring
 
 PLAIN_ROWS = 128  # rows whose scores the plain version holds at a time
 
@@ -20,7 +20,7 @@ def attend(
     q: Tensor,
     keys: Plane,
     values: Plane,
-    work: Work,
+    work: AttentionWork,
     scoring: Scoring,
     out: Tensor | None = None,
     deep: bool = True,
@@ -56,7 +56,9 @@ def store(k: Tensor, v: Tensor | None, keys: Plane, values: Plane | None, cells:
             write(x, plane, cells)
 
 
-def plain_attend(q: Tensor, keys: Plane, values: Plane, work: Work, scoring: Scoring, out: Tensor) -> None:
+def plain_attend(
+    q: Tensor, keys: Plane, values: Plane, work: AttentionWork, scoring: Scoring, out: Tensor
+) -> None:
     """`attend` in plain torch, with float32 sums."""
     n, heads, _ = q.shape
     mixed = out.view(n, heads, -1)
@@ -68,7 +70,9 @@ def plain_attend(q: Tensor, keys: Plane, values: Plane, work: Work, scoring: Sco
         mixed[rows] = found.permute(1, 0, 2, 3).flatten(1, 2).to(out.dtype)
 
 
-def weights(q: Tensor, keys: Plane, work: Work, rows: Sequence[int], scoring: Scoring) -> list[Tensor]:
+def weights(
+    q: Tensor, keys: Plane, work: AttentionWork, rows: Sequence[int], scoring: Scoring
+) -> list[Tensor]:
     """The attention of some rows, float32[heads, length of the row] each, in the order of their views."""
     found: dict[int, Tensor] = {}
     lengths = work.lengths.tolist()
@@ -77,7 +81,7 @@ def weights(q: Tensor, keys: Plane, work: Work, rows: Sequence[int], scoring: Sc
     return [found[row] for row in rows]
 
 
-def received(q: Tensor, keys: Plane, work: Work, probes: Tensor, scoring: Scoring) -> Tensor:
+def received(q: Tensor, keys: Plane, work: AttentionWork, probes: Tensor, scoring: Scoring) -> Tensor:
     """The attention that cells int32[n_probes] get from each row, mean of all heads: float32[n, n_probes]."""
     found = q.new_zeros(len(q), len(probes)).float()
     for rows, cells, shares in _shares(q, keys, work, range(len(q)), scoring):
@@ -87,7 +91,7 @@ def received(q: Tensor, keys: Plane, work: Work, probes: Tensor, scoring: Scorin
 
 
 def _shares(
-    q: Tensor, keys: Plane, work: Work, rows: Sequence[int], scoring: Scoring
+    q: Tensor, keys: Plane, work: AttentionWork, rows: Sequence[int], scoring: Scoring
 ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
     """Rows of one view, its cells int32[entries], and the rows' weights float32[rows, heads, entries]."""
     offsets, lengths = work.offsets.tolist(), work.lengths.tolist()
@@ -113,7 +117,9 @@ def _scores(q: Tensor, k: Tensor, scoring: Scoring) -> Tensor:
     return (found / scoring.cap).tanh() * scoring.cap if scoring.cap else found
 
 
-def _softmax(scores: Tensor, rows: list[int], entries: slice, work: Work, scoring: Scoring) -> Tensor:
+def _softmax(
+    scores: Tensor, rows: list[int], entries: slice, work: AttentionWork, scoring: Scoring
+) -> Tensor:
     """Weights of the entries that each row attends to, 0 elsewhere."""
     import torch
 

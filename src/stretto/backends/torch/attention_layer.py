@@ -11,10 +11,10 @@ from stretto.backends.torch.device import Tensor, uses_kernels
 from stretto.backends.torch.launching import Form, form_of
 from stretto.backends.torch.matrix import BLOCK, prefetch_arguments, product
 from stretto.backends.torch.passes import Pass
-from stretto.backends.torch.plan import Scoring, Work
 from stretto.backends.torch.rowwise import NormWeights, norm, power_of_two
 from stretto.backends.torch.rowwise import norm as normalize
 from stretto.backends.torch.weights import LayerWeights
+from stretto.backends.torch.work import AttentionWork, Scoring
 from stretto.models.mixers import Attention, Latent
 from stretto.models.parts import Norm
 
@@ -64,7 +64,7 @@ class AttentionLayer:
         keys, values = run.memory.keys[source], run.memory.values[source]
         assert keys is not None
         assert values is not None
-        work = run.plan.work(mixer.window, mixer.causal)
+        work = run.work.of(mixer.window, mixer.causal)
         mixed = projected.new_empty(len(projected), mixer.n_head * mixer.head_size, dtype=self.dtype)
         if run.is_lean and self._is_one_kernel(keys):
             self._attend_row(projected, keys, values, run, work, mixed)
@@ -193,7 +193,7 @@ class AttentionLayer:
         )
 
     def _attend_row(
-        self, projected: Tensor, keys: Tensor, values: Tensor, run: Pass, work: Work, out: Tensor
+        self, projected: Tensor, keys: Tensor, values: Tensor, run: Pass, work: AttentionWork, out: Tensor
     ) -> None:
         """The attention of the only row of a decode step; K and V are stored."""
         from stretto.backends.torch.kernels.attend_launch import Turning, launch_row
@@ -210,7 +210,7 @@ class AttentionLayer:
         launch_row(projected, turning, keys, values, run.cells, work, self.scoring, out)
 
 
-def watch(run: Pass, q: Tensor, keys: planes.Plane, work: Work, scoring: Scoring) -> None:
+def watch(run: Pass, q: Tensor, keys: planes.Plane, work: AttentionWork, scoring: Scoring) -> None:
     """Note the attention that is asked for."""
     if run.probes is not None:
         run.received.append(attention.received(q, keys, work, run.probes, scoring))
@@ -306,7 +306,7 @@ class LatentLayer:
         latent = norm(compressed[:, : mixer.rank], self.kv_norm, torch.float32)
         key = self.rope.rotate(compressed[:, None, mixer.rank :], cos, sin)[:, 0]
         attention.store(torch.cat((latent, key), dim=1)[:, None], None, keys, None, run.cells)
-        work, values = run.plan.work(None, True), keys[..., : mixer.rank]
+        work, values = run.work.of(None, True), keys[..., : mixer.rank]
         watch(run, queries, keys, work, self.scoring)
         mixed = torch.empty(n, mixer.n_head * mixer.rank, dtype=self.dtype, device=x.device)
         attention.attend(queries, keys, values, work, self.scoring, mixed)

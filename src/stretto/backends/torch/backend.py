@@ -20,7 +20,7 @@ from stretto.backends.torch.device import Tensor, open_device, uses_kernels
 from stretto.backends.torch.loop import Loop
 from stretto.backends.torch.memory import free_again, is_out_of_memory, ran_out
 from stretto.backends.torch.passes import Pass
-from stretto.backends.torch.planner import Planner, bucket_of, kinds_of
+from stretto.backends.torch.planner import WorkPlanner, bucket_of, kinds_of
 from stretto.backends.torch.rows import RowSampler, TorchRows
 from stretto.backends.torch.steps import Steps
 from stretto.backends.torch.upload import release
@@ -110,7 +110,7 @@ class TorchBackend:
         self.weight_bytes = weights.nbytes
         release()
         weights.warn_of_widened()
-        self.planner = Planner(
+        self.planner = WorkPlanner(
             self.device,
             n_cells,
             spec.n_vocab,
@@ -140,11 +140,11 @@ class TorchBackend:
         decoder, n = self._open, len(batch)
         try:
             if isinstance(batch, Decoding) and (bucket := bucket_of(n)) is not None:
-                plan = self.planner.decode(batch, bucket)
-                if plan is not None:
+                work = self.planner.decode(batch, bucket)
+                if work is not None:
                     if tokens is not None:
-                        plan.tokens[:n].copy_(tokens)
-                    return self.steps.run(plan, n)
+                        work.tokens[:n].copy_(tokens)
+                    return self.steps.run(work, n)
             return self.sampler.rows(decoder.logits(self._run(batch, tokens)))
         except BaseException as error:
             self._undo(batch, error)
@@ -244,7 +244,7 @@ class TorchBackend:
         if self.spec.recurrent and placement.slots is None:
             raise InvalidRequest("the model has recurrent layers, but the batch has no state slots")
         return Pass(
-            self.planner.plan(batch, placement),
+            self.planner.place(batch, placement),
             self.memory,
             self.spec.has_grid_positions,
             vectors,

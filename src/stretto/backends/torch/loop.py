@@ -24,11 +24,11 @@ from stretto.backends.base import DeviceRow, FusedRun
 from stretto.backends.batch import Batch
 from stretto.backends.looping import batch_of, goes_on, is_interrupted, next_uniform
 from stretto.backends.torch.device import Tensor, uses_kernels
-from stretto.backends.torch.plan import Plan
-from stretto.backends.torch.planner import OneRow, Planner
+from stretto.backends.torch.planner import OneRow, WorkPlanner
 from stretto.backends.torch.rows import Logits, RowSampler, TorchRow
 from stretto.backends.torch.sampler import WIDE, Sampler
 from stretto.backends.torch.steps import Steps
+from stretto.backends.torch.work import PassWork
 from stretto.errors import InvalidRequest
 from stretto.sampling.sampler import WRONG
 
@@ -40,7 +40,7 @@ class Loop:
 
     def __init__(
         self,
-        planner: Planner,
+        planner: WorkPlanner,
         steps: Steps,
         rows: RowSampler,
         device: Any,
@@ -85,7 +85,7 @@ class Loop:
             if not goes_on(run, found):
                 break
             new = found[run.n_run :]
-            row = self._several(run, new) if len(new) > 1 else self._steps.run(self._plan(run, *new), 1)[0]
+            row = self._several(run, new) if len(new) > 1 else self._steps.run(self._place(run, *new), 1)[0]
             run.n_run = len(found)
             if is_interrupted(run):
                 break
@@ -99,9 +99,9 @@ class Loop:
         logits, found = row.current, list[int]()
         last: TorchRow | None = None
         while len(found) < len(run.cells):
-            plan = self._plan(run)
-            step = self._steps.captured(plan)
-            kept, sampler = self._open(plan)
+            work = self._place(run)
+            step = self._steps.captured(work)
+            kept, sampler = self._open(work)
             kept.copy_(logits)
             last = None  # nobody needs them where they were
             (sampled,) = self._rows.rows(kept)
@@ -115,7 +115,7 @@ class Loop:
             token = sampler.take()
             if token == WIDE:
                 token = sampled.sample(run.params, run.tokens, run.n_prompt, uniform, run.mask)
-                plan.tokens.fill_(token)
+                work.tokens.fill_(token)
                 computed = None
             if token < 0:
                 raise InvalidRequest(WRONG[token])
@@ -128,7 +128,7 @@ class Loop:
                 last = computed
             else:
                 if self._planner.n_made != made:  # a callback ran another pass, in the same memory
-                    step = self._steps.captured(self._plan(run, token))
+                    step = self._steps.captured(self._place(run, token))
                 step.replay()
                 (last,) = self._steps.rows(step, 1)
             logits = last.current
@@ -138,7 +138,7 @@ class Loop:
         assert last is not None
         return found, last
 
-    def _open(self, plan: Plan) -> tuple[Tensor, Sampler]:
+    def _open(self, work: PassWork) -> tuple[Tensor, Sampler]:
         """The buffers, made on first use."""
         import torch
 
@@ -146,7 +146,7 @@ class Loop:
             n = self._rows.n_vocab
             padded = torch.empty((1, -(-n // 4) * 4), dtype=torch.float32, device=self._device)
             self._kept = padded[:, :n]
-            self._sampler = Sampler(self._device, n, 1, following=plan.tokens)
+            self._sampler = Sampler(self._device, n, 1, following=work.tokens)
         return self._kept, self._sampler
 
     def _several(self, run: FusedRun, tokens: list[int]) -> TorchRow:
@@ -155,8 +155,8 @@ class Loop:
         assert isinstance(row, TorchRow)
         return row
 
-    def _plan(self, run: FusedRun, token: int = 0) -> Plan:
-        """The plan of the next step; without a token that is written on the device."""
+    def _place(self, run: FusedRun, token: int = 0) -> PassWork:
+        """The work of the next step; without a token that is written on the device."""
         at = run.n_run
         row = OneRow(
             taken=[int(run.cells[at])],
@@ -169,6 +169,6 @@ class Loop:
             slots=[run.slot] if self._has_states else [],
             ids=[token],
         )
-        plan = self._planner.decode(row, 1)
-        assert plan is not None  # there are slots for one row of any length
-        return plan
+        work = self._planner.decode(row, 1)
+        assert work is not None  # there are slots for one row of any length
+        return work

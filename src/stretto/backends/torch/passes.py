@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from stretto.backends.torch.cells import DeviceCells
 from stretto.backends.torch.device import Tensor
 from stretto.backends.torch.matrix import Matrix, Prefetch, prefetch_of
-from stretto.backends.torch.plan import Plan, Runs
+from stretto.backends.torch.work import PassWork, Runs
 
 
 @dataclass
 class Pass:
     """The rows of a batch, and the memory that they read and write."""
 
-    plan: Plan  # tokens, positions and cells of the rows, and the cells that each attends to
+    work: PassWork  # tokens, positions and cells of the rows, and the cells that each attends to
     memory: DeviceCells
     has_axes: bool = False  # rows are rotated by three positions each (M-RoPE)
     vectors: tuple[Tensor, Tensor] | None = None  # int64[m] rows, float32[m, n_vector] in place of embeddings
@@ -34,24 +34,24 @@ class Pass:
     @property
     def tokens(self) -> Tensor:
         """int32[n]."""
-        return self.plan.tokens
+        return self.work.tokens
 
     @property
     def positions(self) -> Tensor:
         """int32[n]."""
-        return self.plan.positions
+        return self.work.positions
 
     @property
     def cells(self) -> Tensor:
         """int32[n]: where K and V go."""
-        return self.plan.cells
+        return self.work.cells
 
     @property
     def runs(self) -> Runs | None:
         """The rows of each state slot, for recurrent layers."""
-        return self.plan.runs
+        return self.work.runs
 
     @property
     def turns(self) -> Tensor:
         """int32[n] or int32[n, 3]: what each row is rotated by."""
-        return self.plan.rotated if self.has_axes else self.plan.positions
+        return self.work.rotated if self.has_axes else self.work.positions

@@ -1,6 +1,6 @@
 """From batches to plans: the integers of a pass, found natively and sent in one block.
 
-`plan` serves any batch. `decode` serves decode steps, with a fixed block for each number of rows (bucket): a
+`place` serves any batch. `decode` serves decode steps, with a fixed block for each number of rows (bucket): a
 step costs one native call and one asynchronous copy. If a pass that was planned does not run, call `forget`.
 """
 
@@ -15,22 +15,22 @@ import numpy as np
 from stretto import _native
 from stretto.backends.batch import Batch, Decoding, Placement
 from stretto.backends.torch.device import Tensor
-from stretto.backends.torch.plan import (
+from stretto.backends.torch.upload import Fixed, Sender
+from stretto.backends.torch.views import Views
+from stretto.backends.torch.work import (
     HEAD,
     PROMPT_ROWS,
     SHARED_ROWS,
     SPAN,
+    AttentionWork,
     Ints,
     Items,
     Kind,
-    Plan,
+    PassWork,
     RunNumbers,
     Runs,
-    Work,
     run_numbers,
 )
-from stretto.backends.torch.upload import Fixed, Sender
-from stretto.backends.torch.views import Views
 from stretto.errors import InvalidRequest
 from stretto.models.mixers import Latent
 from stretto.models.spec import ModelSpec
@@ -59,10 +59,10 @@ def lay_out(
     counts: Sequence[int] = (),
     key: tuple[int, bool, int] | None = None,
     has_runs: bool = False,
-) -> Plan:
-    """The plan whose integers are in a block (a tensor, or an array in tests).
+) -> PassWork:
+    """The work whose integers are in a block (a tensor, or an array in tests).
 
-    `counts`: of items, as the planner gives them. With a `key` it is a plan of decoding, whose counts change
+    `counts`: of items, as the planner gives them. With a `key` it is of decoding, whose counts change
     from step to step. `has_runs`: the model has recurrent layers, and each row has a slot of its own.
     """
     at = _padded(HEADS * len(kinds))
@@ -80,7 +80,7 @@ def lay_out(
         )
         if key is not None:
             shared, prompt = shared if key[1] else None, None
-        works[kind] = Work(
+        works[kind] = AttentionWork(
             views,
             places,
             positions,
@@ -98,7 +98,7 @@ def lay_out(
     at, runs = _runs_at(n, len(kinds)), None
     if has_runs:  # each row is a run, and a tile
         runs = RunNumbers(NO_NUMBERS, n, n, n).within(block[at : at + 5 * n + 1])
-    return Plan(n, tokens, positions, cells, rotated, works, runs, key)
+    return PassWork(n, tokens, positions, cells, rotated, works, runs, key)
 
 
 def _items(block: Tensor, at: int, rows: int, n_slots: int, count: int | None) -> Items | None:
@@ -123,7 +123,7 @@ def _sections(block: Tensor, at: int, n: int) -> Iterator[Tensor]:
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FEW_ROWS = 16  # of one view, that attend span by span: one program for all their cells would take long
-MOST_SLOTS = 1 << 14  # of partial results in a decode step; a step with more takes `plan`
+MOST_SLOTS = 1 << 14  # of partial results in a decode step; a step with more takes `place`
 
 
 def bucket_of(n: int) -> int | None:
@@ -158,7 +158,7 @@ class OneRow:
     rotated: Ints | None = None
 
 
-class Planner:
+class WorkPlanner:
     """Plans the passes of one model; the views of its sequences are on the device."""
 
     def __init__(
@@ -188,16 +188,16 @@ class Planner:
         self._buckets: dict[int, _Bucket] = {}
         self.n_made = 0  # plans so far; those of decode steps are in the same memory
 
-    def plan(self, batch: Batch, placement: Placement) -> Plan:
-        """The plan of any placed batch."""
+    def place(self, batch: Batch, placement: Placement) -> PassWork:
+        """The work of any placed batch."""
         self.n_made += 1
         try:
-            return self._plan(batch, placement)
+            return self._place(batch, placement)
         except BaseException:
             self.forget()
             raise
 
-    def _plan(self, batch: Batch, placement: Placement) -> Plan:
+    def _place(self, batch: Batch, placement: Placement) -> PassWork:
         n, k = len(batch), len(placement.views)
         size, n_slots, counts = self._native.plan(
             batch.tokens,
@@ -219,11 +219,11 @@ class Planner:
         views.update(self._native, self._sender)
         self._native.copy_block(self._sender.take(size))
         block = self._sender.send(size)
-        plan = lay_out(block, self.kinds, n, n_slots, views.cells, views.positions, counts=counts)
-        return plan if placement.slots is None else replace(plan, runs=self._runs(placement.slots))
+        work = lay_out(block, self.kinds, n, n_slots, views.cells, views.positions, counts=counts)
+        return work if placement.slots is None else replace(work, runs=self._runs(placement.slots))
 
-    def decode(self, decoding: Decoding | OneRow, bucket: int) -> Plan | None:
-        """The plan of a decode step, padded to `bucket` rows; None if it is too large: take `plan` then."""
+    def decode(self, decoding: Decoding | OneRow, bucket: int) -> PassWork | None:
+        """The work of a decode step, padded to `bucket` rows; None if it is too large: take `place` then."""
         fixed = self._buckets.get(bucket) or self._open(bucket)
         self.n_made += 1
         try:
@@ -250,14 +250,14 @@ class Planner:
         except BaseException:
             self.forget()  # there are views whose last cells no pass will append
             raise
-        return self._plans(fixed)[shares]
+        return self._works(fixed)[shares]
 
-    def blank(self, bucket: int, shares: bool = False) -> Plan:
-        """A plan of padding alone, to capture a graph with before there is a step."""
+    def blank(self, bucket: int, shares: bool = False) -> PassWork:
+        """That of padding alone, to capture a graph with before there is a step."""
         fixed = self._buckets.get(bucket) or self._open(bucket)
         self.views.update(self._native, self._sender)
         fixed.block.send(self._native.blank(bucket, fixed.block.take()))
-        return self._plans(fixed)[shares]
+        return self._works(fixed)[shares]
 
     def forget(self) -> None:
         """Send all views again: after a pass that failed the device may lack cells."""
@@ -285,12 +285,12 @@ class Planner:
         self._buckets[bucket] = _Bucket(bucket, block, n_slots)
         return self._buckets[bucket]
 
-    def _plans(self, fixed: _Bucket) -> list[Plan]:
+    def _works(self, fixed: _Bucket) -> list[PassWork]:
         """The plans of a bucket without and with shared items, over the views where they are now."""
         generation = self.views.generation
         if fixed.generation != generation:
             fixed.generation = generation
-            fixed.plans = [
+            fixed.works = [
                 lay_out(
                     fixed.block.tensor,
                     self.kinds,
@@ -303,7 +303,7 @@ class Planner:
                 )
                 for shares in (False, True)
             ]
-        return fixed.plans
+        return fixed.works
 
 
 class _Bucket:
@@ -314,4 +314,4 @@ class _Bucket:
         self.block = block
         self.n_slots = n_slots
         self.generation = -1
-        self.plans: list[Plan] = []
+        self.works: list[PassWork] = []

@@ -11,8 +11,8 @@ import torch
 from stretto.backends.torch.device import Tensor, uses_kernels
 from stretto.backends.torch.matrix import product
 from stretto.backends.torch.passes import Pass
-from stretto.backends.torch.plan import TILE, Runs
 from stretto.backends.torch.weights import LayerWeights
+from stretto.backends.torch.work import TILE, Runs
 from stretto.errors import Unsupported
 from stretto.models.mixers import Convolution, DeltaNet, Mamba2
 from stretto.models.parts import Norm

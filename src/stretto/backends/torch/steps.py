@@ -21,9 +21,9 @@ from stretto.backends.torch.lean import is_dense
 from stretto.backends.torch.matrix import MOST_ROWS
 from stretto.backends.torch.memory import free_again, has_room, is_out_of_memory
 from stretto.backends.torch.passes import Pass
-from stretto.backends.torch.plan import Plan
 from stretto.backends.torch.rows import Logits, RowSampler, TorchRows
 from stretto.backends.torch.views import append_cells
+from stretto.backends.torch.work import PassWork
 
 # Kernels of a new kind of pass, compiled several at a time before it.
 
@@ -52,7 +52,7 @@ MOST_GRAPHS = 24  # the oldest goes when there are more
 SPARE_BYTES = 256 << 20  # that must be free before another one is captured
 STEPS_UNCAPTURED = 1000  # until it is tried again
 
-Key = tuple[int, bool, int]  # of a plan: rows of its bucket, whether views share cells, where views are
+Key = tuple[int, bool, int]  # of a step: rows of its bucket, whether views share cells, where views are
 
 
 class Eager:
@@ -91,27 +91,27 @@ class Steps:
         self._uncaptured: dict[Key, int] = {}  # steps that there was no memory for: how many will not try
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
-    def run(self, plan: Plan, n: int) -> TorchRows:
+    def run(self, work: PassWork, n: int) -> TorchRows:
         """The logits of the first n rows, on the device."""
-        assert plan.key is not None
+        assert work.key is not None
         if self._device.type != "cuda":
-            return self._sampler.rows(self._step(plan)[:n])
-        found = self.captured(plan)
+            return self._sampler.rows(self._step(work)[:n])
+        found = self.captured(work)
         found.replay()
         return self.rows(found, n)
 
-    def captured(self, plan: Plan) -> Captured:
-        """The graph of a plan's kind of step; without graphs, or memory for one, the step itself."""
-        assert plan.key is not None
+    def captured(self, work: PassWork) -> Captured:
+        """The graph of such a step; without graphs, or memory for one, the step itself."""
+        assert work.key is not None
         found = None
         if self._device.type == "cuda":
-            found = self._graphs.get(plan.key) or self._capture(plan.key, plan)
-        return found or self._eager(plan)
+            found = self._graphs.get(work.key) or self._capture(work.key, work)
+        return found or self._eager(work)
 
-    def _eager(self, plan: Plan) -> Captured:
-        shape = plan.n, self._sampler.n_vocab
-        logits = torch.empty(shape, dtype=torch.float32, device=plan.tokens.device)
-        return Captured(Eager(lambda: logits.copy_(self._step(plan)[:, : shape[1]])), logits)
+    def _eager(self, work: PassWork) -> Captured:
+        shape = work.n, self._sampler.n_vocab
+        logits = torch.empty(shape, dtype=torch.float32, device=work.tokens.device)
+        return Captured(Eager(lambda: logits.copy_(self._step(work)[:, : shape[1]])), logits)
 
     def rows(self, found: Captured, n: int) -> TorchRows:
         """The logits of the first n rows of the step that was replayed last."""
@@ -124,7 +124,7 @@ class Steps:
         self._graphs.clear()
         self._uncaptured.clear()
 
-    def _capture(self, key: Key, plan: Plan) -> Captured | None:
+    def _capture(self, key: Key, work: PassWork) -> Captured | None:
         """The graph of a step; None while memory is short: the step runs without one, slower."""
         if self._uncaptured.get(key, 0):
             self._uncaptured[key] -= 1
@@ -135,17 +135,17 @@ class Steps:
             del self._graphs[old]
         # Kernels are compiled outside of the graph, by a step whose effects the graph repeats: K and
         # V are written twice, and states, which would advance twice, are put back.
-        states = [each for each in self._decoder.memory.states if each is not None and plan.runs is not None]
-        slots = None if plan.runs is None else plan.runs.slots.long()
+        states = [each for each in self._decoder.memory.states if each is not None and work.runs is not None]
+        slots = None if work.runs is None else work.runs.slots.long()
         before = [each[slots] for each in states]
-        self.ahead.compile(("step", *key[:2]), lambda: self._step(plan))
-        self._step(plan)
+        self.ahead.compile(("step", *key[:2]), lambda: self._step(work))
+        self._step(work)
         for each, old in zip(states, before, strict=True):
             each[slots] = old
         found = None
         if has_room(self._device, SPARE_BYTES):
             try:
-                found = self._record(plan)
+                found = self._record(work)
             except Exception as error:  # ending a capture that ran out of memory may raise another one
                 if not any(each and is_out_of_memory(each) for each in (error, error.__context__)):
                     raise
@@ -156,22 +156,22 @@ class Steps:
             self._graphs[key] = found
         return found
 
-    def _record(self, plan: Plan) -> Captured:
+    def _record(self, work: PassWork) -> Captured:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        logits = torch.empty(plan.n, self._sampler.n_vocab, dtype=torch.float32, device=self._device)
+        logits = torch.empty(work.n, self._sampler.n_vocab, dtype=torch.float32, device=self._device)
         with capturing(graph, self._pool):
-            self._step(plan, logits)
+            self._step(work, logits)
         return Captured(graph, logits)
 
-    def _step(self, plan: Plan, out: Tensor | None = None) -> Tensor:
+    def _step(self, work: PassWork, out: Tensor | None = None) -> Tensor:
         decoder = self._decoder
-        for work in plan.works.values():
-            append_cells(work.views, work.places, work.offsets, work.lengths, plan.cells, plan.positions)
+        for each in work.works.values():
+            append_cells(each.views, each.places, each.offsets, each.lengths, work.cells, work.positions)
             break  # the views are the same for all kinds of layers
-        prefetches = self._prefetches and plan.n <= MOST_ROWS
-        run = Pass(plan, decoder.memory, has_axes=decoder.spec.has_grid_positions, prefetches=prefetches)
-        if self._is_lean and plan.n == 1:
+        prefetches = self._prefetches and work.n <= MOST_ROWS
+        run = Pass(work, decoder.memory, has_axes=decoder.spec.has_grid_positions, prefetches=prefetches)
+        if self._is_lean and work.n == 1:
             run.is_lean = True
             return lean.run(decoder, decoder.embed(run), run, out)
         return decoder.logits(decoder.run(run), out)

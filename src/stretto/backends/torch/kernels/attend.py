@@ -1,4 +1,4 @@
-"""Attention over cells of views, in Triton. `plan` says what items are; `attend_launch` launches.
+"""Attention over cells of views, in Triton. `work` says what items are; `attend_launch` launches.
 
 Each number of a result is one reduction in one order, whatever tile it is computed in: a span is walked in
 turns of BLOCK entries, with a new maximum each; sums over entries are products, since the order of `tl.sum`

@@ -15,8 +15,8 @@ from stretto.backends.torch.kernels.attend import attend
 from stretto.backends.torch.kernels.attend_row import attend_row
 from stretto.backends.torch.kernels.early import early_options
 from stretto.backends.torch.launching import launch
-from stretto.backends.torch.plan import HEAD, PROMPT_ROWS, SHARED_ROWS, SPAN, Items, Scoring, Work
 from stretto.backends.torch.planes import Q8, Plane
+from stretto.backends.torch.work import HEAD, PROMPT_ROWS, SHARED_ROWS, SPAN, AttentionWork, Items, Scoring
 
 FEW_ROWS = 16  # of a pass, whose items are too few for all multiprocessors
 LEAST = 16  # rows and columns of a product
@@ -103,7 +103,13 @@ def _counters(device: Any) -> Tensor:
 
 
 def launch_attend(
-    q: Tensor, keys: Plane, values: Plane, work: Work, scoring: Scoring, out: Tensor, deep: bool = True
+    q: Tensor,
+    keys: Plane,
+    values: Plane,
+    work: AttentionWork,
+    scoring: Scoring,
+    out: Tensor,
+    deep: bool = True,
 ) -> None:
     """Attention into `out`: shared items, then single ones, which join them; prompt items."""
     call = Call(q, keys, values, work, scoring, out, deep)
@@ -128,7 +134,14 @@ class Call:
     """A call of the kernel: the arguments that all kinds of items have in common."""
 
     def __init__(
-        self, q: Tensor, keys: Plane, values: Plane, work: Work, scoring: Scoring, out: Tensor, deep: bool
+        self,
+        q: Tensor,
+        keys: Plane,
+        values: Plane,
+        work: AttentionWork,
+        scoring: Scoring,
+        out: Tensor,
+        deep: bool,
     ) -> None:
         self.n, heads, size = q.shape
         self.deep = deep
@@ -203,7 +216,7 @@ class Call:
 
 
 def launch_row(
-    projected: Tensor, turning: Turning, keys: Tensor, values: Tensor, cells: Tensor, work: Work,
+    projected: Tensor, turning: Turning, keys: Tensor, values: Tensor, cells: Tensor, work: AttentionWork,
     scoring: Scoring, out: Tensor,
 ) -> None:  # fmt: skip
     """Attention of one row into `out`, from its projection, by `attend_row`; K and V are stored."""

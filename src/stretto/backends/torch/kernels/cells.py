@@ -72,15 +72,5 @@ def append(views, places, offsets, lengths, cells, positions, n, BLOCK: tl.const
 def launch_append(views: Any, places: Any, offsets: Any, lengths: Any, cells: Any, positions: Any) -> None:
     """`views.append_cells` on a GPU."""
     n = len(cells)
-    launch(
-        append,
-        (triton.cdiv(n, APPEND_ROWS),),
-        views,
-        places,
-        offsets,
-        lengths,
-        cells,
-        positions,
-        n,
-        APPEND_ROWS,
-    )
+    grid = (triton.cdiv(n, APPEND_ROWS),)
+    launch(append, grid, views, places, offsets, lengths, cells, positions, n, APPEND_ROWS)

@@ -89,17 +89,8 @@ def mixture(y, weights):
     n, used = weights.shape
     width = y.shape[1]
     out = torch.empty(n, width, dtype=torch.float32, device=y.device)
-    launch(
-        mix,
-        (n, triton.cdiv(width, 512)),
-        y.contiguous(),
-        weights.contiguous(),
-        out,
-        width,
-        USED=used,
-        B=512,
-        num_warps=4,
-    )
+    grid = (n, triton.cdiv(width, 512))
+    launch(mix, grid, y.contiguous(), weights.contiguous(), out, width, USED=used, B=512, num_warps=4)
     return out
 
 

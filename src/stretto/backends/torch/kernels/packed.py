@@ -13,7 +13,7 @@ from stretto.backends.torch import cuda
 from stretto.backends.torch.device import is_interpreting
 from stretto.backends.torch.kernels import dense
 from stretto.backends.torch.kernels.dense import finish
-from stretto.backends.torch.kernels.tiles import e2m1, e8m0, pointers, values, weights, words
+from stretto.backends.torch.kernels.tiles import e2m1, e8m0, part_pointers, values, weights
 from stretto.backends.torch.launching import launch
 from stretto.backends.torch.layouts import PARTS, TILE_ROWS
 from stretto.weights.formats import Format
@@ -53,13 +53,7 @@ def tiles(
     """out[rows, K]: the numbers of rows from tile `first` on."""
     tile = first + tl.program_id(0) + tl.arange(0, 1)
     steps = part // STEP
-    qp = words(quants, tile, steps, 4)
-    hp = qp
-    if HIGH > 0:
-        hp = words(high, tile, steps, HIGH)
-    sp = pointers(scales, tile, steps)
-    mp = pointers(minima, tile, steps)
-    dp = pointers(supers, tile, part // 256)
+    qp, hp, sp, mp, dp = part_pointers(quants, high, scales, minima, supers, tile, part, STEP, HIGH)
     n = tl.program_id(0) * 16 + tl.arange(0, 16)
     column = (tl.arange(0, 4) * part)[:, None] + tl.arange(0, STEP)[None, :]
     to = out + n.to(tl.int64)[None, :, None] * K + column[:, None, :]
@@ -143,17 +137,9 @@ def rows(part, at, dtype):
     out = torch.empty(len(at), part.columns, dtype=dtype, device=part.quants.device)
     block = 512
     launch(
-        lookup,
-        (len(at), triton.cdiv(part.columns, block)),
-        at,
-        *arguments(part),
-        out,
-        part.columns,
-        part.part,
-        **constants(part),
-        BK=block,
-        num_warps=4,
-    )
+        lookup, (len(at), triton.cdiv(part.columns, block)),
+        at, *arguments(part), out, part.columns, part.part, **constants(part), BK=block, num_warps=4,
+    )  # fmt: skip
     return out
 
 
@@ -191,13 +177,7 @@ def fused(
         is_row = row < M
         source = row
     steps = part // STEP
-    qp = words(quants, tile, steps, 4)
-    hp = qp
-    if HIGH > 0:
-        hp = words(high, tile, steps, HIGH)
-    sp = pointers(scales, tile, steps)
-    mp = pointers(minima, tile, steps)
-    dp = pointers(supers, tile, part // 256)
+    qp, hp, sp, mp, dp = part_pointers(quants, high, scales, minima, supers, tile, part, STEP, HIGH)
     column = (tl.arange(0, 4) * part)[:, None] + tl.arange(0, STEP)[None, :]
     xp = x + source.to(tl.int64)[None, None, :] * K + column[:, :, None]
     acc = tl.zeros([4, BN, BM], tl.float32)

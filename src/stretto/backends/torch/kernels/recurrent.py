@@ -17,7 +17,7 @@ import triton.language as tl
 from stretto.backends.torch.device import is_interpreting
 from stretto.backends.torch.kernels.early import await_inputs, early_options
 from stretto.backends.torch.launching import launch
-from stretto.backends.torch.plan import TILE
+from stretto.backends.torch.work import TILE
 from stretto.models.mixers import Convolution, DeltaNet, Mamba2
 
 # Short convolutions over the rows of each slot, and what recurrent heads are given by them.

@@ -361,3 +361,15 @@ def weights(
         v = of_words(low, scale, hp, mp, dp, s, FORMAT, NT, STEP, HIGH, FAST)
         v = v.reshape(8, 4, 4, NT, STEP // 32, 2, 2, 2, 2).permute(2, 3, 5, 0, 4, 7, 8, 1, 6)
     return v.reshape(4, NT * 16, STEP)
+
+
+@triton.jit
+def part_pointers(quants, high, scales, minima, supers, tile, part, STEP: tl.constexpr, HIGH: tl.constexpr):
+    """Where a matrix's words, scales, minima and scales of spans begin for these tiles."""
+    steps = part // STEP
+    qp = words(quants, tile, steps, 4)
+    hp = qp
+    if HIGH > 0:
+        hp = words(high, tile, steps, HIGH)
+    spans = pointers(supers, tile, part // 256)
+    return qp, hp, pointers(scales, tile, steps), pointers(minima, tile, steps), spans

@@ -138,7 +138,7 @@ Kind = tuple[int | None, bool]  # of layers that attend alike: their window, and
 class Items:
     """Items of one kind, as records of HEAD + `block` integers in `data`.
 
-    0: where the view begins in `Work.views`
+    0: where the view begins in `AttentionWork.views`
     1: the first view index, a multiple of ALIGN, within the span
     2: the view index after the last, within the span; of prompt items, the longest of the rows' lengths
     3: the span s (0 for prompt items)
@@ -156,7 +156,7 @@ class Items:
 
 
 @dataclass(frozen=True)
-class Work:
+class AttentionWork:
     """The work of all layers with one window. Rows of padding attend to one entry, the scratch cell."""
 
     views: Tensor  # int32[…]: cells; a view is contiguous
@@ -175,11 +175,11 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PassWork:
     """The integers of a pass on the device, and the work of each kind of layers.
 
-    A plan of decoding has fixed addresses for its `key`, so that a pass over it can be captured in a graph;
-    such a pass begins with `views.append_cells`. The views of other plans are complete.
+    That of decoding has fixed addresses for its `key`, so that a pass over it can be captured in a graph;
+    such a pass begins with `views.append_cells`. Other views are complete.
     """
 
     n: int  # rows, padding included
@@ -187,7 +187,7 @@ class Plan:
     positions: Tensor  # int32[n]
     cells: Tensor  # int32[n]; of padding, the scratch cell after the last
     rotated: Tensor  # int32[n, 3]: the positions that keys and queries are rotated by
-    works: Mapping[Kind, Work]
+    works: Mapping[Kind, AttentionWork]
     runs: Runs | None = None  # of recurrent layers, if the model has any; of decoding, each row is one
     # Of decoding: what a captured graph stays right for (bucket, shared items, the pool of views).
     key: tuple[int, bool, int] | None = None
@@ -197,7 +197,7 @@ class Plan:
         """Whether the pass has to append the rows' cells to their views."""
         return self.key is not None
 
-    def work(self, window: int | None, causal: bool = True) -> Work:
+    def of(self, window: int | None, causal: bool = True) -> AttentionWork:
         """The work of layers with that window."""
         return self.works[window, causal]
 

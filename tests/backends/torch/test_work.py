@@ -8,8 +8,8 @@ import pytest
 from attention_plans import N_VOCAB, Device, check, check_step, items_at, prefill, records
 from stretto import _native
 from stretto.backends.batch import Batch, Decoding
-from stretto.backends.torch.plan import SPAN, run_numbers
 from stretto.backends.torch.planner import kinds_of
+from stretto.backends.torch.work import SPAN, run_numbers
 from stretto.cache.cells import Cells
 from tiny_models import tiny_spec, with_mixers
 
@@ -26,12 +26,12 @@ def test_kinds_are_those_of_the_layers():
 def test_a_prompt_is_blocks_of_rows():
     device, cells = Device(4000, CAUSAL), Cells(4000)
     plan = prefill(device, cells, [700])
-    work = plan.work(None)
+    work = plan.of(None)
     assert work.single is None
     assert work.shared is None
     assert work.prompt.count == 22
     assert records(work.prompt)[0][1:3] == (0, 700)  # the longest first
-    assert records(plan.work(40).prompt)[0][2] - records(plan.work(40).prompt)[0][1] <= 40 + 32 + 64
+    assert records(plan.of(40).prompt)[0][2] - records(plan.of(40).prompt)[0][1] <= 40 + 32 + 64
 
 
 def test_a_few_rows_of_a_long_view_share_its_spans():
@@ -40,7 +40,7 @@ def test_a_few_rows_of_a_long_view_share_its_spans():
     batch = Batch()
     batch.extend([1, 2, 3, 4], 1000, [0])
     batch.place(cells)
-    work = check(device, batch).work(None)
+    work = check(device, batch).of(None)
     assert [(span, rows) for *_, span, rows in records(work.shared)] == [(s, [0, 1, 2, 3]) for s in range(3)]
     assert work.wait.tolist() == [1, 1, 1, 1]
     assert work.prompt is None
@@ -53,7 +53,7 @@ def test_rows_behind_a_long_view_attend_span_by_span():
         batch = Batch()
         batch.extend([1] * n, cells.end(0), [0])
         batch.place(cells)
-        work = check(device, batch).work(None)
+        work = check(device, batch).of(None)
         assert (work.prompt is None, work.shared is not None) == (is_split, is_split)
 
 
@@ -66,9 +66,9 @@ def test_forks_read_their_prefix_once():
         plan = check_step(device, cells, [1] * 20, list(range(20)), 32)
         assert plan.key == (32, True, 0)
         # Spans of the prefix in blocks of 10 rows; what is each row's own, and padding.
-        assert plan.work(None).shared.head[0] == 7 * 2
-        assert plan.work(None).single.head[0] == 20 * (1 if length <= 2048 else 2) + 12
-        assert plan.work(512).shared.head[0] == 2 * (2 if length < 2048 else 1)
+        assert plan.of(None).shared.head[0] == 7 * 2
+        assert plan.of(None).single.head[0] == 20 * (1 if length <= 2048 else 2) + 12
+        assert plan.of(512).shared.head[0] == 2 * (2 if length < 2048 else 1)
 
 
 def test_branches_of_branches_share_what_they_have_in_common():
@@ -82,7 +82,7 @@ def test_branches_of_branches_share_what_they_have_in_common():
     check(device, batch)
     cells.copy(1, 4)
     cells.copy(1, 5)
-    work = check_step(device, cells, [1] * 6, [0, 1, 2, 3, 4, 5], 8).work(None)
+    work = check_step(device, cells, [1] * 6, [0, 1, 2, 3, 4, 5], 8).of(None)
     shared = {(span, tuple(rows)) for *_, span, rows in records(work.shared)}
     everyone = (0, 1, 2, 3, 4, 5)
     assert shared == {(0, everyone), (1, everyone), (2, (1, 4, 5)), (3, (1, 4, 5))}
