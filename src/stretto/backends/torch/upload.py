@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from stretto.backends.torch.device import Tensor
@@ -18,6 +17,8 @@ PIECE_BYTES = 64 << 20
 
 def upload(array: NDArray[Any], device: Any) -> Tensor:
     """The array's bytes on the device: uint8, of the array's shape with the last axis in bytes."""
+    import torch
+
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
     shape = (*array.shape[:-1], array.shape[-1] * array.itemsize)
@@ -42,6 +43,8 @@ def upload(array: NDArray[Any], device: Any) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _stages() -> list[tuple[Tensor, Any]]:
+    import torch
+
     return [
         (torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True), torch.cuda.Event()) for _ in range(2)
     ]
