@@ -129,11 +129,11 @@ def test_a_template_without_tools_gets_them_in_a_message():
 
 def test_text_is_shown_as_soon_as_it_is_no_call():
     llm = make("chatml-tools", "x")
-    watcher = CallWatcher(llm.tool_plan(TOOLS), llm.tokenizer)
+    watcher = CallWatcher(llm.tool_plan(TOOLS))
     shown = [watcher.push(token) for token in llm.stream("Hi", temperature=0)]
     assert shown[0] == "x"
     llm = make("chatml-tools", "a <tool_cat>")
-    watcher = CallWatcher(llm.tool_plan(TOOLS), llm.tokenizer)
+    watcher = CallWatcher(llm.tool_plan(TOOLS))
     shown = [watcher.push(token) for token in llm.stream("Hi", temperature=0)]
     assert "".join(shown) == "a <tool_cat>"
     assert shown[0] == "a"

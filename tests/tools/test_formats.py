@@ -69,7 +69,7 @@ def test_calls_are_followed_as_they_come(name):
     family = FAMILIES[name]
     llm = make(family)
     plan = llm.tool_plan(TOOLS)
-    watcher = CallWatcher(plan, llm.tokenizer)
+    watcher = CallWatcher(plan)
     prompt = llm.chat_prompt(HELLO, tools=plan.shown)
     pieces, calls = [], {}
     stream = llm.stream(prompt, reasoning=True, **GREEDY)
@@ -96,7 +96,7 @@ def test_cut_calls_come_once(name, is_eager):
     result = llm.generate(prompt, reasoning=True, **GREEDY)
     whole = plan.read(result)
     for most in range(1, len(result.tokens)):
-        watcher = CallWatcher(plan, llm.tokenizer, eager=lambda name: is_eager)
+        watcher = CallWatcher(plan, eager=lambda name: is_eager)
         text = "".join(watcher.push(token) for token in tokens[:most])
         rest, ended = watcher.end(replace(result, tokens=result.tokens[:most], finish_reason="length"))
         pieces = {}

@@ -33,7 +33,7 @@ def model(says, signs, user=()):
 def streamed(llm, prompt=None):
     """The text, the reasoning and the names of calls of a stream."""
     plan = llm.tool_plan(TOOLS)
-    watcher = CallWatcher(plan, llm.tokenizer)
+    watcher = CallWatcher(plan)
     text, reasoning, names = "", "", []
     stream = llm.stream(prompt or llm.chat_prompt(HELLO, tools=plan.shown), reasoning=True, max_tokens=400)
     for token in stream:

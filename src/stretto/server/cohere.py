@@ -12,16 +12,16 @@ from fastapi import Request
 from pydantic import Field
 from starlette.responses import Response
 
-from stretto.server.generation.chat import ids_of
+from stretto.server.generation.answer import long_json
+from stretto.server.generation.chat import ids_of, rename_fields
 from stretto.server.generation.fields import NEUTRAL, Body, ForModel, Text
-from stretto.server.generation.generation import Generation, begin, unless_gone
+from stretto.server.generation.generation import Generation, lease_model, unless_gone
 from stretto.server.generation.options import check_prompts
 from stretto.server.generation.requests import TextPart
 from stretto.server.generation.vectors import Floats, Vectors, embedded
 from stretto.server.http.bodies import make_router
-from stretto.server.http.errors import ApiError, translate, unsupported
+from stretto.server.http.errors import ApiError, unsupported
 from stretto.server.http.state import state_of
-from stretto.server.http.streaming import long_json
 from stretto.tasks import TaskModel
 from stretto.text.tokenizer import Tokenizer
 
@@ -96,17 +96,9 @@ async def embed(body: CohereEmbedRequest, request: Request) -> Response:
         )
     check_prompts(field, texts, state.settings.limits, most=max(MAX_TEXTS, state.settings.limits.prompts))
     request.scope["stretto"].update(model=body.model)
-    generation = await begin(state, body.model, request, "embed")
-    try:
-        vectors, n_tokens = await unless_gone(request, _vectors(generation, texts, body))
-    except Exception as error:
-        found = translate(error, field)
-        if found.param == "dimensions":
-            found.param = "output_dimension"
-            found.message = found.message.replace("dimensions", "output_dimension")
-        raise found from error
-    finally:
-        generation.close()
+    async with lease_model(request, body.model, verb="embed") as generation:
+        with rename_fields({"dimensions": "output_dimension"}, field):
+            vectors, n_tokens = await unless_gone(request, _vectors(generation, texts, body))
     answer = {
         "id": f"embed-{token_hex(12)}",
         "embeddings": {form: _written(vectors, form) for form in forms},

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from stretto.errors import Unsupported
 from stretto.llm import LLM
-from stretto.server.anthropic.answers import MessageEvents, MessageShape
+from stretto.server.anthropic.answers import MessageAnswer
 from stretto.server.anthropic.schemas import (
     AnthropicMessage,
     AnthropicTool,
@@ -30,15 +30,22 @@ from stretto.server.anthropic.schemas import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from stretto.server.generation.chat import Warn, converse, ids_of, options_of, planned, renamed, thinking_of
+from stretto.server.generation.answer import respond, start_answer
+from stretto.server.generation.chat import (
+    Warn,
+    converse,
+    ids_of,
+    options_of,
+    planned,
+    rename_fields,
+    thinking_of,
+)
 from stretto.server.generation.fields import plain_options
-from stretto.server.generation.generation import Generation, begin, started, unless_gone
+from stretto.server.generation.generation import Generation, lease_model, unless_gone
 from stretto.server.generation.requests import ChatRequest
 from stretto.server.http.bodies import make_router
 from stretto.server.http.errors import ApiError, Json
 from stretto.server.http.state import state_of
-from stretto.server.http.streaming import EVENTS, Streamed
-from stretto.tools.plan import ToolPlan
 
 # Anthropic's messages as a chat request in OpenAI's form, which is the form that the server works with.
 
@@ -219,32 +226,17 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation."""
     settings = state_of(request).settings
     chat = as_chat(body)
-    try:
+    with rename_fields(NAMES, *FIELDS):
         options = options_of(chat, settings.limits)
-    except Exception as error:
-        raise renamed(error, NAMES, *FIELDS) from error
 
-    async def start(generation: Generation) -> ToolPlan:
-        try:
+    async def start(generation: Generation) -> MessageAnswer:
+        with rename_fields(NAMES, *FIELDS):
             thinking = thinking_arguments(body, generation.lease.llm, generation.warn)
-            return await converse(chat, generation, settings, options, thinking)
-        except Exception as error:
-            raise renamed(error, NAMES, *FIELDS) from error
+            plan = await converse(chat, generation, settings, options, thinking)
+        return MessageAnswer(generation, body, plan)
 
     request.scope["stretto"].update(model=body.model)
-    generation, plan = await started(request, body.model, start, *FIELDS)
-    try:
-        hidden = body.thinking is not None and body.thinking.display == "omitted"
-        shape = MessageShape(generation, body.model, body.stop_sequences or [], hidden)
-        if body.stream:
-            eager = {tool.name for tool in body.tools or () if tool.eager_input_streaming}
-            return Streamed(generation, generation.texts, MessageEvents(shape, plan, eager), EVENTS)
-        (result,) = map(plan.read, await unless_gone(request, generation.results()))
-        generation.close()
-        return Json(shape.whole(result))
-    except BaseException:
-        generation.close()
-        raise
+    return await respond(request, await start_answer(request, body.model, start, *FIELDS), body.stream)
 
 
 @router.post("/v1/messages/count_tokens")
@@ -252,13 +244,9 @@ async def count_tokens(body: CountRequest, request: Request) -> Response:
     """The number of tokens of a conversation with its tools; nothing is generated."""
     state = state_of(request)
     chat = as_chat(body)
-    generation = await begin(state, body.model, request)
-    try:
-        thinking = thinking_arguments(body, generation.lease.llm, generation.warn)
-        _, prompt = await unless_gone(request, planned(chat, generation, state.settings, thinking))
-        ids: list[Any] = await asyncio.to_thread(ids_of, generation.lease.llm, prompt)
-    except Exception as error:
-        raise renamed(error, NAMES, *FIELDS) from error
-    finally:
-        generation.close()
+    async with lease_model(request, body.model) as generation:
+        with rename_fields(NAMES, *FIELDS):
+            thinking = thinking_arguments(body, generation.lease.llm, generation.warn)
+            _, prompt = await unless_gone(request, planned(chat, generation, state.settings, thinking))
+            ids: list[Any] = await asyncio.to_thread(ids_of, generation.lease.llm, prompt)
     return Json({"input_tokens": len(ids)})

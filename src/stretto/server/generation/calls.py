@@ -13,7 +13,6 @@ from stretto.server.generation.grammars import check_size
 from stretto.server.generation.requests import ChatRequest, NamedTool
 from stretto.server.http.errors import ApiError
 from stretto.server.settings import RequestLimits
-from stretto.text.tokenizer import Tokenizer
 from stretto.tools.following import Event, whole_calls
 from stretto.tools.plan import ToolPlan
 
@@ -65,7 +64,6 @@ class CallWatcher:
     def __init__(
         self,
         plan: ToolPlan,
-        tokenizer: Tokenizer,
         begun: Sequence[int] = (),
         eager: Callable[[str], bool] = lambda name: True,
     ) -> None:
@@ -165,15 +163,9 @@ def openai_calls(result: Result) -> list[dict[str, Any]]:
     ]
 
 
-def ollama_calls(result: Result) -> list[dict[str, Any]]:
-    """The calls of an answer as Ollama's clients read them."""
-    return [{"function": {"name": call.name, "arguments": call.arguments}} for call in result.tool_calls]
-
-
 # An answer in parts, as its tokens come: reasoning, text, calls.
 #
-# OpenAI's chunks are made in `shapes.py`; protocols that send an answer as a list of blocks or items use
-# this.
+# Protocols that send an answer as a list of blocks or items use this; OpenAI's chunks have several at once.
 
 Kind = Literal["reasoning", "text", "call", "arguments"]
 
@@ -189,10 +181,8 @@ class Piece(NamedTuple):
 class AnswerParts:
     """Follows one text: `push` each token, then `end`."""
 
-    def __init__(
-        self, plan: ToolPlan, tokenizer: Tokenizer, eager: Callable[[str], bool] = lambda name: True
-    ) -> None:
-        self._watcher = CallWatcher(plan, tokenizer, eager=eager) if plan.reader is not None else None
+    def __init__(self, plan: ToolPlan, eager: Callable[[str], bool] = lambda name: True) -> None:
+        self._watcher = CallWatcher(plan, eager=eager) if plan.reader is not None else None
 
     def push(self, token: Token) -> list[Piece]:
         """What a token adds."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import NoneType
 from typing import Any, cast
@@ -250,14 +251,18 @@ async def converse(
     return plan
 
 
-def renamed(error: Exception, names: Mapping[str, str], *fields: str) -> ApiError:
-    """An error about a chat request as one about the body it was made from; `names` are of its fields."""
-    found = translate(error, *fields)
-    param = found.param
-    if param is not None and (name := names.get(param)) is not None:
-        found.param = name
-        found.message = found.message.replace(param, name)
-    return found
+@contextmanager
+def rename_fields(names: Mapping[str, str], *fields: str) -> Iterator[None]:
+    """Make errors about a chat request ones about the body it was made from; `names` are of its fields."""
+    try:
+        yield
+    except Exception as error:
+        found = translate(error, *fields)
+        param = found.param
+        if param is not None and (name := names.get(param)) is not None:
+            found.param = name
+            found.message = found.message.replace(param, name)
+        raise found from error
 
 
 # The token ids of a prompt: of a text, of ids, or of both in a row.

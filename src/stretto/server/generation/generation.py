@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import Request
-from starlette.types import Receive
 
 from stretto import Result, Token
 from stretto.engine.request import Progress, Summary
@@ -24,6 +23,7 @@ from stretto.server.http.errors import ERROR_STATUS, ApiError, ClientGone, note_
 from stretto.server.http.logs import log_request
 from stretto.server.http.registry import Lease, choose_adapter
 from stretto.server.http.state import State, state_of
+from stretto.server.http.streaming import gone
 from stretto.server.settings import with_defaults
 
 Value = TypeVar("Value")
@@ -64,6 +64,12 @@ class Generation:
         self._compiling: asyncio.Future[Any] | None = None  # its grammar
         self._is_stopped = False  # the server shuts down
         state.generations.add(self)
+
+    @classmethod
+    async def begin(cls, request: Request, name: str, verb: str = "generate") -> Generation:
+        """One with a loaded model that has the verb."""
+        state, since = state_of(request), time.monotonic()
+        return cls(state, await state.registry.lease(name, verb), since, request)
 
     @property
     def left(self) -> float:
@@ -201,6 +207,11 @@ class Generation:
             **_rate("predicted", 0, 0.0, 0),
         }
 
+    def prompt_progress(self, step: PromptStep) -> dict[str, Any]:
+        """llama-server's field of that name."""
+        ms = int(self.prompt_timings(step)["prompt_ms"])
+        return {"total": step.total, "cache": step.cached, "processed": step.processed, "time_ms": ms}
+
     def spent(self) -> dict[str, float]:
         """Seconds, for answers without generated tokens."""
         return {"load": round(self.lease.waited, 6), "total": round(time.monotonic() - self.since, 6)}
@@ -326,33 +337,21 @@ def _emptied(result: Result) -> Result:
     )
 
 
-async def begin(state: State, name: str, request: Request, verb: str = "generate") -> Generation:
-    """A generation with a loaded model that has the verb; waiting ends if the client disconnects."""
-    since = time.monotonic()
-    lease = await unless_gone(request, state.registry.lease(name, verb), lambda lease: lease.release())
-    return Generation(state, lease, since, request)
+@asynccontextmanager
+async def lease_model(
+    request: Request, name: str, *fields: str, verb: str = "generate"
+) -> AsyncIterator[Generation]:
+    """A generation with a loaded model that has the verb, for as long as the block runs.
 
-
-async def started(
-    request: Request, name: str, start: Callable[[Generation], Awaitable[Value]], *fields: str
-) -> tuple[Generation, Value]:
-    """A generation that `start` has started, and its return value; `fields` are for the errors.
-
-    It is cancelled if the client disconnects meanwhile.
+    Waiting for the model ends if the client disconnects; `fields` are for the errors.
     """
-    state, since = state_of(request), time.monotonic()
-
-    async def work() -> tuple[Generation, Value]:
-        generation = Generation(state, await state.registry.lease(name), since, request)
-        try:
-            return generation, await start(generation)
-        except BaseException as error:
-            generation.close()
-            if isinstance(error, Exception):
-                raise translate(error, *fields) from error
-            raise
-
-    return await unless_gone(request, work(), lambda made: made[0].close())
+    generation = await unless_gone(request, Generation.begin(request, name, verb), Generation.close)
+    try:
+        yield generation
+    except Exception as error:
+        raise translate(error, *fields) from error
+    finally:
+        generation.close()
 
 
 async def unless_gone(
@@ -384,17 +383,6 @@ async def unless_gone(
                     too_late(late)
 
 
-def progress_field(generation: Generation, step: PromptStep) -> dict[str, Any]:
-    """llama-server's `prompt_progress`."""
-    timings = generation.prompt_timings(step)
-    return {
-        "total": step.total,
-        "cache": step.cached,
-        "processed": step.processed,
-        "time_ms": int(timings["prompt_ms"]),
-    }
-
-
 def _rate(name: str, n: int, seconds: float, n_timed: int) -> dict[str, float]:
     """So many tokens, and the time and speed of those of them that the time is for."""
     ms = round(1000 * seconds, 3)
@@ -414,35 +402,3 @@ def _shutting_down() -> ApiError:
 def cancelled() -> ApiError:
     """The error of a request that was cancelled; its status is one that clients do not retry."""
     return ApiError(410, "the request was cancelled here, by its owner or the operator", code="cancelled")
-
-
-async def gone(receive: Receive) -> None:
-    """Return when the client has disconnected."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def ended_by(result: Result) -> dict[str, str]:
-    """A field of our own for answers whose words for an end know one limit only: what it was.
-
-    "repetition", "context" or "cache full"; nothing for an end by the number of tokens.
-    """
-    if result.finish_reason == "length" and isinstance(result.stop_reason, str):
-        return {"ended_by": result.stop_reason}
-    return {"ended_by": "repetition"} if result.finish_reason == "repetition" else {}
-
-
-def usage(results: list[Result], n_prompts: int = 1) -> dict[str, Any]:
-    """Tokens counted, as OpenAI's clients read them; each prompt counts once."""
-    step = max(1, len(results) // n_prompts)
-    prompt = sum(result.usage.prompt_tokens for result in results[::step])
-    cached = sum(result.usage.cached_tokens for result in results[::step])
-    completion = sum(result.usage.completion_tokens for result in results)
-    reasoning = sum(result.usage.reasoning_tokens for result in results)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
-        "completion_tokens_details": {"reasoning_tokens": reasoning},
-    }

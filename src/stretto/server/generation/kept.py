@@ -18,10 +18,10 @@ from starlette.responses import Response
 from stretto.errors import SnapshotError
 from stretto.llm import LLM
 from stretto.server.generation.fields import Body
-from stretto.server.generation.generation import Generation, begin
+from stretto.server.generation.generation import Generation, lease_model
 from stretto.server.http.bodies import make_router, read_body
 from stretto.server.http.callers import Caller, require_admin
-from stretto.server.http.errors import ApiError, Json, translate, unsupported
+from stretto.server.http.errors import ApiError, Json, unsupported
 from stretto.server.http.served_model import ServedModel
 from stretto.server.http.state import state_of
 from stretto.server.settings import Settings
@@ -136,14 +136,9 @@ async def act(number: int, action: Action, request: Request, model: OptionalName
             param="id_slot", code="invalid_value",
         )  # fmt: skip
     path = None if action == "erase" else _path(state.settings, body)
-    generation = await begin(state, model or state.registry.first("generate"), request)
-    try:
+    async with lease_model(request, model or state.registry.first("generate"), "filename") as generation:
         work = {"save": _save, "restore": _restore, "erase": _erase}[action]
         found = await asyncio.to_thread(_timed, action, lambda: work(generation, number, path))
-    except Exception as error:
-        raise translate(error, "filename") from error
-    finally:
-        generation.close()
     name = {} if path is None else {"filename": path.name}
     return Json({"id_slot": number, **name, **found})
 

@@ -13,10 +13,9 @@ from fastapi import Request
 from numpy.typing import NDArray
 
 from stretto.server.generation.chat import ids_of
-from stretto.server.generation.generation import Generation, begin, unless_gone
-from stretto.server.http.errors import ApiError, translate, unsupported
+from stretto.server.generation.generation import Generation, lease_model, unless_gone
+from stretto.server.http.errors import ApiError, unsupported
 from stretto.server.http.served_model import ServedModel
-from stretto.server.http.state import state_of
 from stretto.tasks import TaskModel
 
 # Runs a verb of a model that does not generate, for a request: in its turn, in a thread, counted.
@@ -38,17 +37,11 @@ async def call(
 
     `prepare` is a coroutine function that decodes the request's inputs and returns a list of them.
     """
-    state = state_of(request)
     request.scope["stretto"].update(model=name)
-    generation = await begin(state, name, request, verb)
-    try:
+    async with lease_model(request, name, field, verb=verb) as generation:
         inputs = await unless_gone(request, prepare(generation))
         value = await unless_gone(request, in_turn(generation, verb, inputs, work))
         return value, generation.spent()
-    except Exception as error:
-        raise translate(error, field) from error
-    finally:
-        generation.close()
 
 
 async def in_turn(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 from stretto import Result, Token
 from stretto.engine.types import PromptStep
 from stretto.options.generating import SAMPLING
-from stretto.server.generation.answer import clamp_logprob
-from stretto.server.generation.generation import Generation, ended_by, progress_field
-from stretto.server.http.errors import ApiError, body_of
+from stretto.server.generation.answer import Answer, clamp_logprob, name_limit
+from stretto.server.generation.generation import Generation
 from stretto.server.http.streaming import event
 from stretto.server.llama_cpp.schemas import NativeSampling
 
@@ -23,32 +23,49 @@ STOP_TYPES = {
 }
 
 
-class NativeShape:
-    """Formats the texts of one request; `prompts` are their texts."""
+class LlamaAnswer(Answer):
+    """The texts of one request, in a stream an event for every token, and one at the end of each text.
+
+    `prompts` are the texts of its prompts, `is_list` whether the answer is one.
+    """
 
     def __init__(
-        self, generation: Generation, body: NativeSampling, prompts: list[str], options: dict[str, Any]
+        self,
+        generation: Generation,
+        body: NativeSampling,
+        prompts: list[str],
+        is_list: bool,
+        options: dict[str, Any],
     ) -> None:
-        self.generation = generation
-        self.tokenizer = generation.lease.llm.tokenizer
-        self.body = body
-        self.prompts = prompts
+        super().__init__(generation)
+        self._body = body
+        self._prompts = prompts
+        self._is_list = is_list
         self._settings = settings_of(body, options, self.tokenizer.end_ids)
+        self._counts: Counter[int] = Counter()  # tokens of each text so far
 
-    def whole(self, index: int, result: Result) -> dict[str, Any]:
-        """A text in one piece."""
+    def whole(self, results: list[Result]) -> Any:
+        """All texts, or the one."""
+        answers = [self._text(index, result) for index, result in enumerate(results)]
+        return answers if self._is_list else answers[0]
+
+    def count_values(self, results: list[Result]) -> int:
+        """Those of log-probabilities, and the tokens' ids."""
+        return sum(len(result.tokens) for result in results) * (1 + (self._body.n_probs or 0))
+
+    def _text(self, index: int, result: Result) -> dict[str, Any]:
         answer = {
-            **self.ended(index, result),
+            **self._ended(index, result),
             "content": result.text,
-            "tokens": result.tokens if self.body.return_tokens else [],
+            "tokens": result.tokens if self._body.return_tokens else [],
         }
-        if self.body.n_probs:
+        if self._body.n_probs:
             answer["completion_probabilities"] = [
-                self.probability(token) for token in result.logprobs or [] if token.id is not None
+                self._probability(token) for token in result.logprobs or [] if token.id is not None
             ]
-        return self.picked(answer)
+        return self._picked(answer)
 
-    def ended(self, index: int, result: Result) -> dict[str, Any]:
+    def _ended(self, index: int, result: Result) -> dict[str, Any]:
         """The fields of a text that has ended, without the text."""
         kind = STOP_TYPES[result.finish_reason]
         is_word = isinstance(result.stop_reason, str) and kind == "eos"
@@ -59,16 +76,16 @@ class NativeShape:
             "tokens": [],
             "id_slot": -1,
             "stop": True,
-            "model": self.body.model,
+            "model": self._body.model,
             "tokens_predicted": usage.completion_tokens,
             "tokens_evaluated": usage.prompt_tokens,
             "generation_settings": {**self._settings, "seed": result.seed},
-            "prompt": self.prompts[index],
+            "prompt": self._prompts[index],
             "has_new_line": "\n" in result.text,
             "truncated": self._is_cut(result),
             "stop_type": "word" if is_word else kind,
             "stopping_word": result.stop_reason if is_word else "",
-            **ended_by(result),
+            **name_limit(result),
             "tokens_cached": usage.prompt_tokens + usage.completion_tokens,
             "timings": self.generation.timings([result]),
         }
@@ -80,12 +97,12 @@ class NativeShape:
             return True
         return result.finish_reason == "length" and result.stop_reason is not None
 
-    def picked(self, answer: dict[str, Any]) -> dict[str, Any]:
+    def _picked(self, answer: dict[str, Any]) -> dict[str, Any]:
         """The fields that were asked for, each under its path; all, if none was named."""
-        if not self.body.response_fields:
+        if not self._body.response_fields:
             return answer
         found = {}
-        for path in self.body.response_fields:
+        for path in self._body.response_fields:
             value: Any = answer
             for name in path.split("/"):
                 if not isinstance(value, dict) or name not in value:
@@ -95,80 +112,55 @@ class NativeShape:
                 found[path] = value
         return found
 
-    def probability(self, token: Token) -> dict[str, Any]:
+    def _probability(self, token: Token) -> dict[str, Any]:
         """A token with its log-probability and its alternatives; after the samplers, with probabilities."""
         assert token.id is not None
-        tops = [self._entry(one.token, one.logprob) for one in token.top[: self.body.n_probs]]
-        name = "top_probs" if self.body.post_sampling_probs else "top_logprobs"
+        tops = [self._entry(one.token, one.logprob) for one in token.top[: self._body.n_probs]]
+        name = "top_probs" if self._body.post_sampling_probs else "top_logprobs"
         return {**self._entry(token.id, token.logprob), name: tops}
 
     def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         shown = self.tokenizer.spelled(token)
         data = self.tokenizer.token_bytes(token) or shown.encode()
         entry: dict[str, Any] = {"id": token, "token": shown, "bytes": list(data)}
-        if self.body.post_sampling_probs:
+        if self._body.post_sampling_probs:
             return {**entry, "prob": 0.0 if logprob is None else math.exp(logprob)}
         return {**entry, "logprob": clamp_logprob(logprob)}
 
+    # -- as events --
 
-class NativeEvents:
-    """Texts as server-sent events: one for every token, and one at the end of each text."""
+    def add(self, index: int, token: Token, result: Result | None) -> str:
+        """The event of a token, and the one of its text's end."""
+        out = ""
+        is_end = token.finish_reason == "stop" and token.id in self.tokenizer.end_ids
+        ids = [] if token.id is None or is_end else [token.id]
+        self._counts[index] += len(ids)
+        if ids or token.text:
+            piece = self._event(index, token.text, ids)
+            if self._body.n_probs and ids:
+                piece["completion_probabilities"] = [self._probability(token)]
+            if self._body.timings_per_token:
+                piece["timings"] = self.generation.timings_now(self._counts[index])
+            out = event(self._picked(piece))
+        return out if result is None else out + event(self._picked(self._ended(index, result)))
 
-    def __init__(self, shape: NativeShape, path: str) -> None:
-        self._shape = shape
-        self._path = path
-        self._counts: dict[int, int] = {}
+    def progress(self, index: int, step: PromptStep) -> str:
+        """The event of a step that has computed a part of a prompt."""
+        piece = self._event(index, "", []) | {"prompt_progress": self.generation.prompt_progress(step)}
+        if self._body.timings_per_token:
+            piece["timings"] = self.generation.prompt_timings(step)
+        return event(piece)
 
-    def more(self, news: list[tuple[int, Token]]) -> bytes:
-        """The events of some tokens."""
-        shape, texts = self._shape, self._shape.generation.texts
-        out = [event(self._progress(*step)) for step in texts.prompt_steps()]
-        for index, token in news:
-            is_end = token.finish_reason == "stop" and token.id in shape.tokenizer.end_ids
-            ids = [] if token.id is None or is_end else [token.id]
-            self._counts[index] = count = self._counts.get(index, 0) + len(ids)
-            if ids or token.text:
-                out.append(event(shape.picked(self._piece(index, token, ids, count))))
-            if token.finish_reason is not None:
-                result = texts.result(index)
-                shape.generation.check(result)
-                out.append(event(shape.picked(shape.ended(index, result))))
-        return "".join(out).encode()
-
-    def _progress(self, index: int, step: PromptStep) -> dict[str, Any]:
-        generation = self._shape.generation
-        piece = self._event(index, "", [], 0) | {"prompt_progress": progress_field(generation, step)}
-        if self._shape.body.timings_per_token:
-            piece["timings"] = generation.prompt_timings(step)
-        return piece
-
-    def _event(self, index: int, text: str, ids: list[int], count: int) -> dict[str, Any]:
+    def _event(self, index: int, text: str, ids: list[int]) -> dict[str, Any]:
         return {
             "index": index,
             "content": text,
             "tokens": ids,
             "stop": False,
             "id_slot": -1,
-            "tokens_predicted": count,
-            "tokens_evaluated": self._shape.generation.progress.prompt_tokens,
+            "tokens_predicted": self._counts[index],
+            "tokens_evaluated": self.generation.progress.prompt_tokens,
         }
-
-    def _piece(self, index: int, token: Token, ids: list[int], count: int) -> dict[str, Any]:
-        shape = self._shape
-        piece = self._event(index, token.text, ids, count)
-        if shape.body.n_probs and ids:
-            piece["completion_probabilities"] = [shape.probability(token)]
-        if shape.body.timings_per_token:
-            piece["timings"] = shape.generation.timings_now(count)
-        return piece
-
-    async def end(self) -> bytes:
-        """The last event has been sent."""
-        return b""
-
-    def failed(self, error: ApiError) -> bytes:
-        """The error is an event too, and the last one."""
-        return event(body_of(error, self._path)).encode()
 
 
 def settings_of(body: NativeSampling, options: dict[str, Any], ends: frozenset[int]) -> dict[str, Any]:

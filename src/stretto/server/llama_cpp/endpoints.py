@@ -11,6 +11,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from stretto.llm import LLM
+from stretto.server.generation.answer import long_json, respond, start_answer
 from stretto.server.generation.chat import (
     continue_last_answer,
     ids_of,
@@ -20,16 +21,15 @@ from stretto.server.generation.chat import (
     replace_functions,
 )
 from stretto.server.generation.fields import plain_options
-from stretto.server.generation.generation import Generation, begin, started, unless_gone
+from stretto.server.generation.generation import Generation, lease_model, unless_gone
 from stretto.server.generation.grammars import named_grammar
 from stretto.server.generation.kept import remember
 from stretto.server.generation.options import check_at_most, check_prompts, repeat_penalty
 from stretto.server.generation.requests import ChatRequest
 from stretto.server.http.bodies import make_router
-from stretto.server.http.errors import ApiError, Json, translate
-from stretto.server.http.state import State, state_of
-from stretto.server.http.streaming import EVENTS, Streamed, long_json
-from stretto.server.llama_cpp.answers import NativeEvents, NativeShape
+from stretto.server.http.errors import ApiError, Json
+from stretto.server.http.state import state_of
+from stretto.server.llama_cpp.answers import LlamaAnswer
 from stretto.server.llama_cpp.schemas import (
     DetokenizeTokens,
     InfillRequest,
@@ -118,15 +118,10 @@ async def rendered(body: ChatRequest, request: Request, view: Callable[[LLM, lis
     """A view of the prompt of a conversation, made in a thread."""
     state = state_of(request)
     chat = replace_functions(body if request.url.path.startswith("/v1/") else continue_last_answer(body))
-    generation = await begin(state, body.model, request)
-    try:
+    async with lease_model(request, body.model, "messages") as generation:
         llm = generation.lease.llm
         _, prompt = await unless_gone(request, planned(chat, generation, state.settings))
         return await asyncio.to_thread(lambda: view(llm, ids_of(llm, prompt)))
-    except Exception as error:
-        raise translate(error, "messages") from error
-    finally:
-        generation.close()
 
 
 @router.post("/tokenize")
@@ -152,15 +147,13 @@ async def tokenize(body: TokenizeText, request: Request) -> Response:
         return {"tokens": [{"id": token, "piece": _piece(tokenizer, token)} for token in ids]}
 
     check_prompts(given[0], [text], state.settings.limits)
-    return await _tokenized(state, body.model, request, work, len(text))
+    return await _tokenized(body.model, request, work, len(text))
 
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeTokens, request: Request) -> Response:
     """The text of tokens, by the name that llama-server's clients know and by that of vLLM's."""
-    state = state_of(request)
     return await _tokenized(
-        state,
         body.model,
         request,
         lambda llm: dict.fromkeys(("content", "prompt"), llm.tokenizer.decode(body.tokens, special=True)),
@@ -202,7 +195,7 @@ async def _answer(
     state = state_of(request)
     options = native_options(body, state.settings.limits)
 
-    async def start(generation: Generation) -> NativeShape:
+    async def start(generation: Generation) -> LlamaAnswer:
         llm = generation.lease.llm
         prompts = await asyncio.to_thread(prompts_for, llm)
         check_at_most(field, len(prompts), state.settings.max_running)
@@ -210,37 +203,24 @@ async def _answer(
             lambda: [llm.tokenizer.decode(prompt, special=True) for prompt in prompts]
         )
         options.update(await asyncio.to_thread(logit_biases, body, llm.tokenizer))
-        shape = NativeShape(generation, body, texts, with_defaults(options, state.settings.defaults))
+        answer = LlamaAnswer(
+            generation, body, texts, is_list, with_defaults(options, state.settings.defaults)
+        )
         remember(generation, body.id_slot, prompts)
         await generation.start(
             prompts, {**options, "reasoning": False}, follow=bool(body.stream and body.return_progress)
         )
-        return shape
+        return answer
 
     request.scope["stretto"].update(model=body.model)
     shaped = "grammar" if body.grammar else "json_schema"
-    generation, shape = await started(request, body.model, start, field, shaped)
-    try:
-        if body.stream:
-            return Streamed(generation, generation.texts, NativeEvents(shape, request.url.path), EVENTS)
-        results = await unless_gone(request, generation.results())
-        answers = [shape.whole(index, result) for index, result in enumerate(results)]
-        generation.close()
-        n_values = sum(len(result.tokens) for result in results) * (1 + (body.n_probs or 0))
-        return await long_json(answers if is_list else answers[0], n_values)
-    except BaseException:
-        generation.close()
-        raise
+    answer = await start_answer(request, body.model, start, field, shaped)
+    return await respond(request, answer, body.stream)
 
 
-async def _tokenized(state: State, name: str, request: Request, work: Any, n: int) -> Response:
-    generation = await begin(state, name, request)
-    try:
+async def _tokenized(name: str, request: Request, work: Callable[[LLM], dict[str, Any]], n: int) -> Response:
+    async with lease_model(request, name, "content") as generation:
         found = await asyncio.to_thread(work, generation.lease.llm)
-    except Exception as error:
-        raise translate(error, "content") from error
-    finally:
-        generation.close()
     return await long_json(found, n)
 
 

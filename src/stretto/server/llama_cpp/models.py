@@ -15,20 +15,19 @@ from pydantic_core import CoreSchema
 from starlette.responses import Response
 
 from stretto.llm import LLM
-from stretto.server.generation.answer import FINGERPRINT
+from stretto.server.generation.answer import FINGERPRINT, long_json
 from stretto.server.generation.chat import ids_of, split_prompts, unwrap_text
 from stretto.server.generation.fields import Body, ForModel, Name, NumberedAdapters, fail_fast
-from stretto.server.generation.generation import Generation, begin, unless_gone
+from stretto.server.generation.generation import Generation, lease_model, unless_gone
 from stretto.server.generation.options import check_prompts
 from stretto.server.generation.requests import EmbeddingInput
 from stretto.server.generation.vectors import Floats, Vectors, embedded
 from stretto.server.http.bodies import make_router
 from stretto.server.http.callers import require_admin
-from stretto.server.http.errors import ApiError, Json, translate, unsupported
+from stretto.server.http.errors import ApiError, Json, unsupported
 from stretto.server.http.registry import numbered
 from stretto.server.http.served_model import ServedModel, context_of
 from stretto.server.http.state import State, state_of
-from stretto.server.http.streaming import long_json
 from stretto.server.llama_cpp.answers import settings_of
 from stretto.server.llama_cpp.schemas import NativeSampling
 from stretto.tasks import TaskModel
@@ -191,16 +190,10 @@ async def embedding(body: NativeEmbedding, request: Request) -> Response:
     given = body.input if body.input is not None else body.content
     if given is None:
         raise ApiError(400, "input: there is no text to embed", param="input", code="missing_field")
-    state = state_of(request)
     texts = [unwrap_text(one) for one in split_prompts(given)]
-    check_prompts("input", texts, state.settings.limits)
-    generation = await begin(state, body.model, request, "embed")
-    try:
+    check_prompts("input", texts, state_of(request).settings.limits)
+    async with lease_model(request, body.model, "input", verb="embed") as generation:
         found = await unless_gone(request, _vectors(generation, texts, body))
-    except Exception as error:
-        raise translate(error, "input") from error
-    finally:
-        generation.close()
     answer = [{"index": index, "embedding": _written(rows, body)} for index, rows in enumerate(found)]
     return await long_json(answer, sum(rows.size for rows in found))
 

@@ -5,28 +5,25 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import Any
 
 from fastapi import Request
 from starlette.responses import Response
 
-from stretto import Result, Token
 from stretto.errors import InvalidRequest
-from stretto.server.generation.answer import clamp_logprob
-from stretto.server.generation.calls import CallWatcher, ollama_calls, tool_plan
+from stretto.server.generation.answer import long_json, respond, start_answer
+from stretto.server.generation.calls import tool_plan
 from stretto.server.generation.chat import ollama_prompt, split_prompts
 from stretto.server.generation.fields import plain_options
-from stretto.server.generation.generation import Generation, begin, ended_by, started, unless_gone
+from stretto.server.generation.generation import Generation, lease_model, unless_gone
 from stretto.server.generation.grammars import ollama_grammar
 from stretto.server.generation.options import check_prompts
 from stretto.server.generation.vectors import Vectors, embedded
 from stretto.server.http.bodies import make_router
 from stretto.server.http.callers import require_admin
-from stretto.server.http.errors import ApiError, Json, body_of, dumps, translate
+from stretto.server.http.errors import ApiError, Json
 from stretto.server.http.state import State, state_of
-from stretto.server.http.streaming import LINES, Streamed, long_json
+from stretto.server.ollama.answers import Asked, OllamaAnswer, count_ns, now
 from stretto.server.ollama.schemas import (
     Common,
     EmbeddingsRequest,
@@ -186,34 +183,7 @@ def _wrong(reason: str) -> InvalidRequest:
     return InvalidRequest(f"template {reason}", param="template")
 
 
-Fields = Callable[[str, str], dict[str, Any]]  # the fields of a piece: its text, its reasoning
-
-WORDS = {"repetition": "length"} | {word: word for word in ("stop", "length", "timeout", "cancelled")}
-
 router = make_router("Ollama")
-
-
-@dataclass
-class _Asked:
-    """A request for a text: its messages or its whole prompt, and the fields of its answer."""
-
-    body: GenerateRequest | OllamaChatRequest
-    made: Made
-    messages: list[dict[str, Any]]
-    images: dict[int, list[str]]
-    fields: Fields
-    whole: Callable[[Tokenizer], str | list[int]] | None = None  # the prompt, if it is not from messages
-    context: list[int] | None = None  # the tokens before; None: they are not asked for in the answer
-    seen: list[int] = field(default_factory=list)  # the prompt's tokens, where they are
-
-    @property
-    def tops(self) -> int | None:
-        """How many alternatives of each token are asked for; None: no log-probabilities."""
-        if not self.body.logprobs:
-            if self.body.top_logprobs:
-                raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
-            return None
-        return self.body.top_logprobs or 0
 
 
 @router.post("/api/generate")
@@ -228,7 +198,7 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
     messages += [_message(OllamaMessage.model_validate(one)) for one in made.messages]
     messages.append({"role": "user", "content": body.prompt or ""})
     images = {len(messages) - 1: body.images or []}
-    asked = _Asked(body, made, messages, images, _response, _whole(body, made, system))
+    asked = Asked(body, made, messages, images, _whole(body, made, system))
     if asked.whole is None and not body.images:
         asked.context = body.context or []
     elif body.context:
@@ -247,7 +217,7 @@ async def chat(body: OllamaChatRequest, request: Request) -> Response:
     if made.system and all(message.role != "system" for message in given):
         given.insert(0, OllamaMessage(role="system", content=made.system))
     images = {index: message.images or [] for index, message in enumerate(given)}
-    asked = _Asked(body, made, [_message(message) for message in given], images, _answer)
+    asked = Asked(body, made, [_message(message) for message in given], images)
     return await _generated(state, asked, request)
 
 
@@ -275,22 +245,17 @@ async def _embedded(
     state = state_of(request)
     check_prompts("input", texts, state.settings.limits)
     _, made = state.part(MadeModels).resolve(model, state.registry)
-    generation = await begin(state, made.base, request, "embed")
     vectors: Any = []
     n_tokens = 0
-    try:
+    async with lease_model(request, made.base, "input", verb="embed") as generation:
         tell_unknown(options, generation.warn)
         if texts:  # without any the model is loaded, and that is all
             vectors, n_tokens = await unless_gone(request, embedded(generation, texts, how))
-    except Exception as error:
-        raise translate(error, "input") from error
-    finally:
-        generation.close()
     spent = generation.spent()
     numbers = [[float(number) for number in vector] for vector in vectors]
     return numbers, {
-        "total_duration": _nanoseconds(spent["total"]),
-        "load_duration": _nanoseconds(spent["load"]),
+        "total_duration": count_ns(spent["total"]),
+        "load_duration": count_ns(spent["load"]),
         "prompt_eval_count": n_tokens,
         **generation.warnings,
     }
@@ -314,49 +279,32 @@ def _whole(body: GenerateRequest, made: Made, system: str) -> Callable[[Tokenize
     return lambda tokenizer: render(template, {"System": system, "Prompt": prompt})
 
 
-async def _generated(state: State, asked: _Asked, request: Request) -> Response:
+async def _generated(state: State, asked: Asked, request: Request) -> Response:
     limits, body = state.settings.limits, asked.body
     wanted = merged(asked.made.parameters, body.options)
     options = engine_options(wanted)
     options.update(ollama_grammar(body.format, limits))
-    tops = asked.tops
-    if tops is not None:
+    if (tops := asked.tops) is not None:
         options["logprobs"] = max(1, tops)
     texts = [str(message["content"]) for message in asked.messages]
     check_prompts("prompt" if asked.whole else "messages", texts, limits)
     tools = body.tools if isinstance(body, OllamaChatRequest) else None
 
-    async def start(generation: Generation) -> ToolPlan:
+    async def start(generation: Generation) -> OllamaAnswer:
         llm = generation.lease.llm
         check_context(wanted, llm.context_length)
         tell_unknown(wanted, generation.warn)
         plan = await tool_plan(llm, tools, None, limits, caller=generation.caller.name)
         prompt = await _prompt(generation, asked, plan, state)
         await generation.start([prompt], plan.options({**options, "reasoning": asked.whole is None}))
-        return plan
+        return OllamaAnswer(generation, asked, plan)
 
     request.scope["stretto"].update(model=body.model)
-    generation, plan = await started(request, asked.made.base, start, "prompt", "format")
-    head = {"model": body.model, "created_at": _now()}
-    try:
-        if body.stream is not False:
-            lines = _Lines(generation, head, asked, plan)
-            return Streamed(generation, generation.texts, lines, LINES)
-        (result,) = map(plan.read, await unless_gone(request, generation.results()))
-        ended = {
-            **head,
-            **_with_calls(asked.fields(result.text, result.reasoning), result),
-            **_logprobs(generation, result.logprobs or [], tops),
-            **_end(generation, result, asked),
-        }
-        generation.close()
-        return Json(ended)
-    except BaseException:
-        generation.close()
-        raise
+    answer = await start_answer(request, asked.made.base, start, "prompt", "format")
+    return await respond(request, answer, body.stream is not False)
 
 
-async def _prompt(generation: Generation, asked: _Asked, plan: ToolPlan, state: State) -> Any:
+async def _prompt(generation: Generation, asked: Asked, plan: ToolPlan, state: State) -> Any:
     tokenizer = generation.lease.llm.tokenizer
     if asked.whole is not None:
         made = await asyncio.to_thread(asked.whole, tokenizer)
@@ -380,131 +328,17 @@ async def _prompt(generation: Generation, asked: _Asked, plan: ToolPlan, state: 
     return continued
 
 
-def _logprobs(generation: Generation, tokens: list[Token], tops: int | None) -> dict[str, Any]:
-    """The field `logprobs` of an answer, if it is asked for."""
-    if tops is None:
-        return {}
-    tokenizer = generation.lease.llm.tokenizer
-
-    def entry(token: int, logprob: float | None) -> dict[str, Any]:
-        data = tokenizer.token_bytes(token)
-        return {"token": tokenizer.spelled(token), "logprob": clamp_logprob(logprob), "bytes": list(data)}
-
-    known = [token for token in tokens if token.id is not None]
-    return {
-        "logprobs": [
-            {
-                **entry(token.id or 0, token.logprob),
-                **(
-                    {"top_logprobs": [entry(one.token, one.logprob) for one in token.top[:tops]]}
-                    if tops
-                    else {}
-                ),
-            }
-            for token in known
-        ]
-    }
-
-
-class _Lines:
-    """The answer as lines of JSON."""
-
-    def __init__(
-        self,
-        generation: Generation,
-        head: dict[str, Any],
-        asked: _Asked,
-        plan: ToolPlan,
-    ) -> None:
-        self._generation = generation
-        self._head = head
-        self._asked = asked
-        self._fields = asked.fields
-        tokenizer = generation.lease.llm.tokenizer
-        self._watcher: CallWatcher | None = None
-        if plan.reader is not None:  # calls come at the end, when they are whole
-            self._watcher = CallWatcher(plan, tokenizer, eager=lambda name: False)
-
-    def more(self, news: list[tuple[int, Token]]) -> bytes:
-        """A line for every token that has text."""
-        out = []
-        for _, token in news:
-            text = token.text if self._watcher is None else self._watcher.push(token)
-            result = None
-            if token.finish_reason is not None:
-                result = self._generation.texts.result(0)
-                self._generation.check(result)
-                if self._watcher is not None:
-                    rest, result = self._watcher.end(result)
-                    text += rest
-            if token.is_reasoning and token.text:
-                out.append({**self._head, **self._fields("", token.text), "done": False})
-                text = text.removeprefix(token.text)
-            scores = _logprobs(self._generation, [token], self._asked.tops)
-            if text or scores.get("logprobs") or (result is not None and result.tool_calls):
-                piece = {**self._fields(text, ""), **scores}
-                piece = piece if result is None else _with_calls(piece, result)
-                out.append({**self._head, **piece, "done": False})
-            if result is not None:
-                ended = _end(self._generation, result, self._asked)
-                out.append({**self._head, **self._fields("", ""), **ended})
-        return "".join(dumps(line) + "\n" for line in out).encode()
-
-    async def end(self) -> bytes:
-        """The last line has been sent."""
-        return b""
-
-    def failed(self, error: ApiError) -> bytes:
-        """The error is a line too, and the last one."""
-        return (dumps(body_of(error, "/api/")) + "\n").encode()
-
-
 async def _load(state: State, body: Common, made: Made, request: Request, empty: dict[str, Any]) -> Response:
     """Without a prompt a model is loaded, or with `keep_alive` 0 unloaded."""
     name = made.base
-    head = {"model": body.model, "created_at": _now(), **empty, "done": True}
+    head = {"model": body.model, "created_at": now(), **empty, "done": True}
     if body.keep_alive in (0, "0", "0s"):
         require_admin(request)
         await state.registry.unload(name)
         return Json({**head, "done_reason": "unload"})
-    generation = await begin(state, name, request)
-    generation.close()
+    async with lease_model(request, name):
+        pass
     return Json({**head, "done_reason": "load"})
-
-
-def _end(generation: Generation, result: Result, asked: _Asked) -> dict[str, Any]:
-    spent = generation.timings([result])
-    context = {} if asked.context is None else {"context": [*asked.seen, *result.tokens]}
-    return {
-        "done": True,
-        "done_reason": WORDS[result.finish_reason],
-        **ended_by(result),
-        "total_duration": _nanoseconds(spent["total"]),
-        "load_duration": _nanoseconds(spent["load"]),
-        "prompt_eval_count": result.usage.prompt_tokens,
-        "prompt_eval_duration": _nanoseconds(spent["first_token"]),
-        "eval_count": result.usage.completion_tokens,
-        "eval_duration": _nanoseconds(spent["decode"]),
-        **context,
-        **generation.warnings,
-    }
-
-
-def _with_calls(fields: dict[str, Any], result: Result) -> dict[str, Any]:
-    if result.tool_calls:
-        fields["message"]["tool_calls"] = ollama_calls(result)
-    return fields
-
-
-def _response(text: str, thoughts: str) -> dict[str, Any]:
-    """The fields of an answer to a prompt."""
-    return {"response": text, **({"thinking": thoughts} if thoughts else {})}
-
-
-def _answer(text: str, thoughts: str) -> dict[str, Any]:
-    """The fields of an answer in a conversation."""
-    message = {"role": "assistant", "content": text}
-    return {"message": {**message, "thinking": thoughts} if thoughts else message}
 
 
 def _message(message: OllamaMessage) -> dict[str, Any]:
@@ -522,11 +356,3 @@ def _message(message: OllamaMessage) -> dict[str, Any]:
     if message.tool_name:
         fields["name"] = message.tool_name
     return fields
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat()
-
-
-def _nanoseconds(seconds: float) -> int:
-    return int(1e9 * seconds)

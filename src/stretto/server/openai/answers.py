@@ -1,20 +1,22 @@
-"""Answers in OpenAI's shapes: choices, chunks, log-probabilities."""
+"""Answers of `/v1/completions` and `/v1/chat/completions`: choices, chunks, log-probabilities."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections import Counter
+from functools import cached_property
 from secrets import token_hex
 from typing import Any
 
 from stretto import Result, Token
 from stretto.engine.types import PromptStep
-from stretto.server.generation.answer import FINGERPRINT, clamp_logprob
+from stretto.server.generation.answer import FINGERPRINT, Answer, clamp_logprob
 from stretto.server.generation.calls import CallWatcher, call_deltas, openai_calls
-from stretto.server.generation.generation import Generation, progress_field, usage
-from stretto.server.generation.requests import StreamOptions
-from stretto.server.http.errors import ApiError, body_of, dumps
+from stretto.server.generation.generation import Generation
+from stretto.server.generation.options import n_tops
+from stretto.server.generation.requests import ChatRequest, CompletionRequest
+from stretto.server.http.errors import dumps
 from stretto.server.http.streaming import DONE, event
 from stretto.tools.plan import ToolPlan
 
@@ -23,31 +25,43 @@ REASONS = {"stop": "stop"} | dict.fromkeys(("length", "repetition", "timeout", "
 REASONING = ("reasoning_content", "reasoning")  # DeepSeek's and llama-server's name; vLLM's and OpenRouter's
 
 TAIL = ',"finish_reason":null}]}\n\n'  # of a chunk
+END = "}\n\n"  # of any chunk
 
 quoted = json.encoder.encode_basestring_ascii  # a text as JSON
 
 
-class Shape:
-    """Formats the texts of one request as OpenAI's objects."""
+class CompletionAnswer(Answer):
+    """Texts of `/v1/completions`. The constant parts of a text's chunks are formatted once."""
 
     kind = "text_completion"
     chunk_kind = "text_completion"
     prefix = "cmpl"
 
-    def __init__(self, generation: Generation, model: str, tops: int | None) -> None:
-        self.generation = generation
-        self.tokenizer = generation.lease.llm.tokenizer
-        self.model = model
-        self.tops = tops  # number of alternatives; None: no log-probabilities at all
+    def __init__(
+        self, generation: Generation, body: CompletionRequest | ChatRequest, n_prompts: int = 1
+    ) -> None:
+        super().__init__(generation)
+        self.model = body.model
+        self.tops = n_tops(body)  # number of alternatives; None: no log-probabilities at all
         self.id = f"{self.prefix}-{token_hex(12)}"
         self.created = int(time.time())
         self.before: list[str] = []  # the text that comes before each of them (`echo`)
         self.scored: list[list[Token]] = []  # the prompt's tokens of each, where they have log-probabilities
         self.prompt_tops: int | None = None  # alternatives of the prompt's tokens, where they are asked for
         self.verbose: dict[str, Any] = {}  # fields of the answer for people who look into it
-        self.names_ids = False  # tokens of log-probabilities by their ids
         self.prompts: list[list[int] | None] | None = None  # of each text, where ids of tokens are asked for
         self.ends: frozenset[int] = self.tokenizer.end_ids  # tokens that end a text and are not part of it
+        self._names_ids = body.return_tokens_as_token_ids is True  # tokens of log-probabilities by their ids
+        self._n_prompts = n_prompts
+        options = body.stream_options
+        self._usage = options is not None and bool(options.include_usage)  # at the end of a stream
+        self._counts = self._usage and bool(options and options.continuous_usage_stats)  # in each chunk
+        self._timed = body.timings_per_token is True
+        self._n_tokens = 0
+        self._n_each: Counter[int] = Counter()  # tokens of each text so far
+        self._n_prompt = 0
+        self._heads: dict[int, str] = {}  # of the texts that have begun
+        self._results: dict[int, Result] = {}  # of those that have ended
 
     def is_sent(self, token: Token) -> bool:
         """Whether a token without text (half a character, say) has a chunk: a client sees each as it is made.
@@ -74,7 +88,7 @@ class Shape:
             "system_fingerprint": FINGERPRINT,
         }
 
-    def whole(self, results: list[Result], n_prompts: int = 1) -> dict[str, Any]:
+    def whole(self, results: list[Result]) -> dict[str, Any]:
         """The answer in one piece."""
         choices = [
             {
@@ -92,16 +106,33 @@ class Shape:
             "choices": choices,
             **self.of_prompts(),
             **self.verbose,
-            "usage": self.usage(results, n_prompts),
+            "usage": self.usage(results),
             "timings": self.generation.timings(results),
         }
 
-    def usage(self, results: list[Result], n_prompts: int) -> dict[str, Any]:
-        """Tokens counted; a prompt that was scored here first was computed, not found in the cache."""
-        counted = {**usage(results, n_prompts), **self.generation.warnings}
-        if self.scored:
-            counted["prompt_tokens_details"]["cached_tokens"] = 0
-        return counted
+    def count_values(self, results: list[Result]) -> int:
+        """Those of log-probabilities."""
+        tops = self.tops or 0
+        return sum(len(result.tokens) for result in results) * tops + sum(map(len, self.scored)) * (1 + tops)
+
+    def usage(self, results: list[Result]) -> dict[str, Any]:
+        """Tokens counted, those of each prompt once.
+
+        A prompt that was scored here first was computed, not found in the cache.
+        """
+        firsts = [result.usage for result in results[:: max(1, len(results) // self._n_prompts)]]
+        prompt = sum(used.prompt_tokens for used in firsts)
+        cached = 0 if self.scored else sum(used.cached_tokens for used in firsts)
+        completion = sum(result.usage.completion_tokens for result in results)
+        reasoning = sum(result.usage.reasoning_tokens for result in results)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": {"reasoning_tokens": reasoning},
+            **self.generation.warnings,
+        }
 
     def whole_ids(self, index: int, result: Result) -> dict[str, Any]:
         """The ids of a text and of its prompt, where they are asked for; those of an image are none."""
@@ -143,6 +174,69 @@ class Shape:
     def reason(self, index: int, result: Result) -> str:
         """OpenAI's word for how a text ended."""
         return REASONS[result.finish_reason]
+
+    # -- streams --
+
+    def add(self, index: int, token: Token, result: Result | None) -> str:
+        """The chunks of a token: before the first of a text one without any, behind the last how it ended."""
+        out, head = "", self._heads.get(index)
+        if head is None:
+            head = self._heads[index] = f'{self._chunk_head}"choices":[{{"index":{index},'
+            if opening := self.opening(index):
+                out = self._counted(f"{head}{opening}{self.opening_end()}", index)
+        self._n_each[index] += 1
+        if result is not None:
+            self._results[index] = result
+        if piece := self.piece(index, token):
+            out += self._counted(f"{head}{piece}{self._timed_tail() if self._timed else TAIL}", index)
+        if result is not None:
+            for last in self.ending(index, result):
+                out += self._counted(f"{self._chunk_head}{last}\n\n", index)
+        return out
+
+    @cached_property
+    def _chunk_head(self) -> str:
+        none = ',"usage":null' if self._usage and not self._counts else ""
+        return f"data: {dumps(self.head(self.chunk_kind))[:-1]}{none},"
+
+    def progress(self, index: int, step: PromptStep) -> str:
+        """The chunk of a step that has computed a part of a prompt."""
+        chunk = {
+            **self.head(self.chunk_kind),
+            "choices": [{"index": index, **self.empty(), "finish_reason": None}],
+            "prompt_progress": self.generation.prompt_progress(step),
+        }
+        return event({**chunk, "timings": self.generation.prompt_timings(step)} if self._timed else chunk)
+
+    def _counted(self, chunk: str, index: int) -> str:
+        """A chunk of a text; where it is asked for, with the tokens of the text so far and of all prompts."""
+        if not self._counts:
+            return chunk
+        n_text, n_prompt = self._n_each[index], self.generation.progress.prompt_tokens
+        if (result := self._results.get(index)) is not None:
+            n_text, n_prompt = result.usage.completion_tokens, max(n_prompt, result.usage.prompt_tokens)
+        n_prompt = self._n_prompt = max(n_prompt, self._n_prompt)
+        counts = {"prompt_tokens": n_prompt, "completion_tokens": n_text, "total_tokens": n_prompt + n_text}
+        return f'{chunk.removesuffix(END)},"usage":{dumps(counts)}{END}'
+
+    def _timed_tail(self) -> str:
+        """The end of a token's chunk, with the timings so far."""
+        self._n_tokens += 1
+        timings = self.generation.timings_now(self._n_tokens)
+        return f',"finish_reason":null}}],"timings":{dumps(timings)}}}\n\n'
+
+    async def end(self) -> bytes:
+        """The usage, if it was asked for, and the last event."""
+        if not self._usage:
+            return DONE
+        results = [self._results[index] for index in sorted(self._results)]
+        last = {
+            **self.head(self.chunk_kind),
+            "choices": [],
+            "usage": self.usage(results),
+            "timings": self.generation.timings(results),
+        }
+        return event(last).encode() + DONE
 
     # -- overridden for chats --
 
@@ -254,26 +348,24 @@ class Shape:
         """A token as text."""
         if token is None:
             return ""
-        return f"token_id:{token}" if self.names_ids else self.tokenizer.spelled(token)
+        return f"token_id:{token}" if self._names_ids else self.tokenizer.spelled(token)
 
 
-class ChatShape(Shape):
-    """The shapes of `/v1/chat/completions`; with tools, calls are separated from the text."""
+class ChatAnswer(CompletionAnswer):
+    """Texts of `/v1/chat/completions`; with tools, calls are separated from the text."""
 
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
     prefix = "chatcmpl"
     streams_arguments = True  # in pieces; otherwise calls come when they are whole
 
-    def __init__(
-        self, generation: Generation, model: str, tops: int | None, plan: ToolPlan, begun: list[int]
-    ) -> None:
-        super().__init__(generation, model, tops)
+    def __init__(self, generation: Generation, body: ChatRequest, plan: ToolPlan) -> None:
+        super().__init__(generation, body)
         self._plan = plan
-        self._begun = begun  # ids that the answer begins with
+        self._begun = body.continue_token_ids or []  # ids that the answer begins with
         self._watchers: dict[int, CallWatcher] = {}
-        self.hides_reasoning = False
-        self.shows_sampled = False  # among the alternatives, also where these were named
+        self._hides_reasoning = body.include_reasoning is False
+        self._shows_sampled = body.logprob_token_ids is not None  # among the alternatives, if these are named
 
     def of_prompt(self, index: int) -> dict[str, Any]:
         """Nothing: all texts have the same prompt."""
@@ -320,7 +412,7 @@ class ChatShape(Shape):
                 calls = f',"tool_calls":{dumps(deltas)}'
             elif not token.text and self.tops is None and self.prompts is None:  # part of a call, perhaps
                 return ""
-        is_hidden = token.is_reasoning and self.hides_reasoning
+        is_hidden = token.is_reasoning and self._hides_reasoning
         if is_hidden or (not token.text and not calls and not self.is_sent(token)):
             return ""
         logprobs = "null" if self.tops is None else dumps(self.logprobs([token]))
@@ -333,7 +425,7 @@ class ChatShape(Shape):
         logprobs = None if self.tops is None else self.logprobs(result.logprobs or [])
         text = (self.before[index] if self.before else "") + result.text
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if result.reasoning and not self.hides_reasoning:
+        if result.reasoning and not self._hides_reasoning:
             message |= dict.fromkeys(REASONING, result.reasoning)
         if result.tool_calls:
             message["content"] = text or None
@@ -355,9 +447,7 @@ class ChatShape(Shape):
 
     def _watcher(self, index: int) -> CallWatcher:
         if index not in self._watchers:
-            self._watchers[index] = CallWatcher(
-                self._plan, self.tokenizer, self._begun, lambda name: self.streams_arguments
-            )
+            self._watchers[index] = CallWatcher(self._plan, self._begun, lambda name: self.streams_arguments)
         return self._watchers[index]
 
     def logprobs(self, tokens: list[Token], at: int = 0) -> dict[str, Any]:
@@ -374,7 +464,7 @@ class ChatShape(Shape):
 
     def _tops(self, token: Token, sampled: int) -> list[dict[str, Any]]:
         tops: list[tuple[int, float | None]] = [(one.token, one.logprob) for one in token.top[: self.tops]]
-        if self.shows_sampled and all(one != sampled for one, _ in tops):
+        if self._shows_sampled and all(one != sampled for one, _ in tops):
             tops.append((sampled, token.logprob))
         return [self._entry(*one) for one in tops]
 
@@ -395,101 +485,8 @@ def stop_reason(result: Result) -> str | int | None:
     return result.finish_reason if result.finish_reason in ("repetition", "timeout") else result.stop_reason
 
 
-# Answers of OpenAI's endpoints as server-sent events.
-
-END = "}\n\n"  # of a chunk
-
-
-class Chunks:
-    """An answer as server-sent events. The constant parts of a text's chunks are formatted once."""
-
-    def __init__(
-        self, shape: Shape, options: StreamOptions | None, n_prompts: int, timings_per_token: bool = False
-    ) -> None:
-        include_usage = options is not None and options.include_usage
-        self._shape = shape
-        self._timed = timings_per_token
-        self._n_tokens = 0
-        self._texts = shape.generation.texts
-        self._follows = self._texts.follows_prompts
-        self._usage = include_usage
-        self._counts = bool(include_usage and options and options.continuous_usage_stats)
-        self._n_each: Counter[int] = Counter()  # tokens of each text so far
-        self._n_prompt = 0
-        self._n_prompts = n_prompts
-        none = ',"usage":null' if include_usage and not self._counts else ""
-        self._head = f"data: {dumps(shape.head(shape.chunk_kind))[:-1]}{none},"
-        self._heads: dict[int, str] = {}  # of the texts that have begun
-        self._results: dict[int, Result] = {}  # of those that have ended
-
-    def more(self, news: list[tuple[int, Token]]) -> bytes:
-        """The chunks of some tokens."""
-        out = [self._progress(*step) for step in self._texts.prompt_steps()] if self._follows else []
-        for index, token in news:
-            begin = len(out)
-            head = self._heads.get(index)
-            if head is None:
-                head = self._heads[index] = f'{self._head}"choices":[{{"index":{index},'
-                if opening := self._shape.opening(index):
-                    first = f"{head}{opening}{self._shape.opening_end()}"
-                    out.append(self._counted(first, index) if self._counts else first)
-                    begin = len(out)  # its count is none
-            if piece := self._shape.piece(index, token):
-                out.append(f"{head}{piece}{self._timed_tail() if self._timed else TAIL}")
-            if token.finish_reason is not None:
-                result = self._results[index] = self._texts.result(index)
-                self._shape.generation.check(result)
-                out += [f"{self._head}{last}\n\n" for last in self._shape.ending(index, result)]
-            if self._counts:
-                self._n_each[index] += 1
-                out[begin:] = [self._counted(chunk, index) for chunk in out[begin:]]
-        return "".join(out).encode()
-
-    def _progress(self, index: int, step: PromptStep) -> str:
-        """The chunk of a step that has computed a part of a prompt."""
-        generation = self._shape.generation
-        chunk = {
-            **self._shape.head(self._shape.chunk_kind),
-            "choices": [{"index": index, **self._shape.empty(), "finish_reason": None}],
-            "prompt_progress": progress_field(generation, step),
-        }
-        return event({**chunk, "timings": generation.prompt_timings(step)} if self._timed else chunk)
-
-    def _counted(self, chunk: str, index: int) -> str:
-        """A chunk of a text, with the numbers of its tokens so far and of those of all prompts."""
-        n_text, n_prompt = self._n_each[index], self._shape.generation.progress.prompt_tokens
-        if (result := self._results.get(index)) is not None:
-            n_text, n_prompt = result.usage.completion_tokens, max(n_prompt, result.usage.prompt_tokens)
-        n_prompt = self._n_prompt = max(n_prompt, self._n_prompt)
-        counts = {"prompt_tokens": n_prompt, "completion_tokens": n_text, "total_tokens": n_prompt + n_text}
-        return f'{chunk.removesuffix(END)},"usage":{dumps(counts)}{END}'
-
-    def _timed_tail(self) -> str:
-        """The end of a token's chunk, with the timings so far."""
-        self._n_tokens += 1
-        timings = self._shape.generation.timings_now(self._n_tokens)
-        return f',"finish_reason":null}}],"timings":{dumps(timings)}}}\n\n'
-
-    async def end(self) -> bytes:
-        """The usage, if it was asked for, and the last event."""
-        if not self._usage:
-            return DONE
-        results = [self._results[index] for index in sorted(self._results)]
-        last = {
-            **self._shape.head(self._shape.chunk_kind),
-            "choices": [],
-            "usage": self._shape.usage(results, self._n_prompts),
-            "timings": self._shape.generation.timings(results),
-        }
-        return event(last).encode() + DONE
-
-    def failed(self, error: ApiError) -> bytes:
-        """The error is an event too, and the last one."""
-        return event(body_of(error, "/v1/")).encode()
-
-
-class FunctionShape(ChatShape):
-    """The shape of answers to a request with `functions`: one call at most, and it has no id."""
+class FunctionAnswer(ChatAnswer):
+    """Answers to a request with `functions`: one call at most, and it has no id."""
 
     streams_arguments = False
 
@@ -509,7 +506,7 @@ class FunctionShape(ChatShape):
         """A token as the fields of a chunk's choice; a call comes at the end."""
         if self._plan.reader is not None:
             token = token._replace(text=self._watcher(index).push(token))
-        if not token.text or (token.is_reasoning and self.hides_reasoning):
+        if not token.text or (token.is_reasoning and self._hides_reasoning):
             return ""
         logprobs = "null" if self.tops is None else dumps(self.logprobs([token]))
         said = text_fields(quoted(token.text), token.is_reasoning)
@@ -518,11 +515,14 @@ class FunctionShape(ChatShape):
     def ending(self, index: int, result: Result) -> list[str]:
         """The text that was held back, the call, and the last chunk."""
         if self._plan.reader is None:
-            return Shape.ending(self, index, result)
+            return CompletionAnswer.ending(self, index, result)
         rest, result = self._watcher(index).end(result)
         deltas: list[dict[str, Any]] = [{"content": rest}] if rest else []
         if calls := openai_calls(result):
             deltas.append({"function_call": calls[0]["function"]})
         fields = {"logprobs": None, "finish_reason": None}
         choices = [{"index": index, "delta": delta, **fields} for delta in deltas]
-        return [*(dumps({"choices": [one]})[1:] for one in choices), *Shape.ending(self, index, result)]
+        return [
+            *(dumps({"choices": [one]})[1:] for one in choices),
+            *CompletionAnswer.ending(self, index, result),
+        ]

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from stretto import Result, Token
 from stretto.engine.types import Timings, Usage
 from stretto.llm import LLM
+from stretto.server.generation.answer import Made, long_json, respond, start_answer
 from stretto.server.generation.chat import (
     ids_of,
     is_mixed,
@@ -26,7 +27,7 @@ from stretto.server.generation.chat import (
     split_prompts,
     unwrap_text,
 )
-from stretto.server.generation.generation import Generation, begin, started, unless_gone
+from stretto.server.generation.generation import Generation, lease_model, unless_gone
 from stretto.server.generation.grammars import grammar_of, shaping_fields
 from stretto.server.generation.kept import check_pin, pin, remember
 from stretto.server.generation.options import (
@@ -34,7 +35,6 @@ from stretto.server.generation.options import (
     check_at_most,
     check_prompts,
     completion_options,
-    n_tops,
 )
 from stretto.server.generation.requests import (
     ChatRequest,
@@ -44,12 +44,11 @@ from stretto.server.generation.requests import (
 )
 from stretto.server.generation.vectors import Vectors, embedded
 from stretto.server.http.bodies import make_router
-from stretto.server.http.errors import ApiError, Json, translate, unsupported
+from stretto.server.http.errors import ApiError, Json, unsupported
 from stretto.server.http.registry import choose_adapter
 from stretto.server.http.served_model import ServedModel, context_of, list_capabilities
 from stretto.server.http.state import state_of
-from stretto.server.http.streaming import EVENTS, PIECE_VALUES, Streamed, long_json
-from stretto.server.openai.answers import ChatShape, Chunks, FunctionShape, Shape
+from stretto.server.openai.answers import ChatAnswer, CompletionAnswer, FunctionAnswer
 from stretto.server.settings import RequestLimits, Settings
 from stretto.tasks import TaskModel
 from stretto.text.infill import infill_prompt
@@ -204,26 +203,26 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     several = "best_of" if "best_of" in options else "n"
     check_at_most(several, options[several] * len(prompts), state.settings.max_running)
 
-    async def start(generation: Generation) -> Shape:
+    async def start(generation: Generation) -> CompletionAnswer:
         llm = generation.lease.llm
-        shape = Shape(generation, body.model, n_tops(body))
-        shape.names_ids = body.return_tokens_as_token_ids is True
+        answer = CompletionAnswer(generation, body, len(prompts))
         if is_made(body, prompts):
             prompts[:] = await asyncio.to_thread(made_prompts, llm, prompts, body)
         if body.echo:
             texts = await asyncio.to_thread(lambda: [_text(llm, prompt) for prompt in prompts])
-            shape.before = [text for text in texts for _ in range(options["n"])]
+            answer.before = [text for text in texts for _ in range(options["n"])]
         if body.prompt_logprobs is not None or (body.echo and body.logprobs is not None):
-            await _score(body, shape, prompts, options)
+            await _score(body, answer, prompts, options)
         if body.max_tokens == 0 and body.echo:
-            return shape
-        ready = await _with_ids(body, shape, await _continued(body, generation, prompts), options["n"])
+            return answer
+        ready = await _with_ids(body, answer, await _continued(body, generation, prompts), options["n"])
         await _start(body, generation, ready, options)
-        return shape
+        return answer
 
+    answer = await _start_answer(request, body, start, "prompt")
     if body.max_tokens == 0 and body.echo:
-        return await _echo(request, body, start, prompts, options["n"])
-    return await _answer(request, body, start, len(prompts), "prompt")
+        return await _echo(answer, prompts, options["n"])
+    return await respond(request, answer, body.stream)
 
 
 @router.post("/v1/chat/completions")
@@ -235,35 +234,34 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     options = options_of(body, state.settings.limits)
     check_at_most("n", options["n"], state.settings.max_running)
 
-    async def start(generation: Generation) -> Shape:
+    async def start(generation: Generation) -> ChatAnswer:
         plan, prompt = await planned(body, generation, state.settings)
-        kind = FunctionShape if legacy else ChatShape
-        shape = kind(generation, body.model, n_tops(body), plan, body.continue_token_ids or [])
-        shape.hides_reasoning = body.include_reasoning is False
-        shape.shows_sampled = body.logprob_token_ids is not None
-        shape.names_ids = body.return_tokens_as_token_ids is True
+        answer = (FunctionAnswer if legacy else ChatAnswer)(generation, body, plan)
         if body.echo:
-            shape.before = [last_answer(body)] * options["n"]
+            answer.before = [last_answer(body)] * options["n"]
         prompts: list[Any] = [prompt]
         if body.truncate_prompt_tokens is not None or body.prompt_logprobs is not None:
             prompts = [await asyncio.to_thread(_cut_prompt, body, generation.lease.llm, prompt)]
         if body.prompt_logprobs is not None:
-            await _score(body, shape, prompts, options)
-        ready = await _with_ids(body, shape, await _continued(body, generation, prompts), options["n"])
+            await _score(body, answer, prompts, options)
+        ready = await _with_ids(body, answer, await _continued(body, generation, prompts), options["n"])
         await _start(body, generation, ready, plan.options({"reasoning": True, **options}))
-        return shape
+        return answer
 
-    return await _answer(request, body, start, 1, "messages")
+    return await respond(request, await _start_answer(request, body, start, "messages"), body.stream)
 
 
 async def _score(
-    body: CompletionRequest | ChatRequest, shape: Shape, prompts: list[Any], options: dict[str, Any]
+    body: CompletionRequest | ChatRequest,
+    answer: CompletionAnswer,
+    prompts: list[Any],
+    options: dict[str, Any],
 ) -> None:
-    """Give the shape the log-probabilities of the prompts' tokens."""
+    """Give the answer the log-probabilities of the prompts' tokens."""
     top = max(1, body.prompt_logprobs or 0, options.get("logprobs", 0))
-    scored = await echoed(shape.generation, prompts, top, dict(options))
-    shape.scored = [tokens for tokens in scored for _ in range(options["n"])]
-    shape.prompt_tops = body.prompt_logprobs
+    scored = await echoed(answer.generation, prompts, top, dict(options))
+    answer.scored = [tokens for tokens in scored for _ in range(options["n"])]
+    answer.prompt_tops = body.prompt_logprobs
 
 
 async def _continued(
@@ -285,21 +283,21 @@ async def _continued(
 
 
 async def _with_ids(
-    body: CompletionRequest | ChatRequest, shape: Shape, prompts: list[Any], n: int
+    body: CompletionRequest | ChatRequest, answer: CompletionAnswer, prompts: list[Any], n: int
 ) -> list[Any]:
-    """The prompts, whose ids or text the shape has from now on if they are asked for."""
+    """The prompts, whose ids or text the answer has from now on if they are asked for."""
     if not body.return_token_ids and not body.verbose:
         return prompts
-    llm = shape.generation.lease.llm
+    llm = answer.generation.lease.llm
     ready = [await asyncio.to_thread(ids_of, llm, prompt) for prompt in prompts]
     if body.verbose:
         texts = await asyncio.to_thread(lambda: [llm.tokenizer.decode(ids, special=True) for ids in ready])
-        shape.verbose = {"__verbose": {"prompt": texts[0] if len(texts) == 1 else texts}}
+        answer.verbose = {"__verbose": {"prompt": texts[0] if len(texts) == 1 else texts}}
     if not body.return_token_ids:
         return ready
     ids = [prompt if all(type(token) is int for token in prompt) else None for prompt in ready]
-    shape.prompts = [each for each in ids for _ in range(n)]
-    shape.ends |= frozenset(body.stop_tokens or ())
+    answer.prompts = [each for each in ids for _ in range(n)]
+    answer.ends |= frozenset(body.stop_tokens or ())
     return ready
 
 
@@ -320,57 +318,27 @@ async def _start(
     await generation.start(prompts, options, follow=bool(body.stream and body.return_progress))
 
 
-async def _echo(
-    request: Request,
-    body: CompletionRequest,
-    start: Callable[[Generation], Awaitable[Shape]],
-    prompts: list[Any],
-    n: int,
-) -> Response:
+async def _echo(answer: CompletionAnswer, prompts: list[Any], n: int) -> Response:
     """The answer to a request for no new tokens: its prompts, with log-probabilities if they are wanted."""
-    _note(request, body)
-    generation, shape = await started(request, body.model, start, "prompt")
     try:
-        llm = generation.lease.llm
+        llm = answer.generation.lease.llm
         ids = await asyncio.to_thread(lambda: [ids_of(llm, prompt) for prompt in prompts])
         results = [nothing_new(len(prompt)) for prompt in ids for _ in range(n)]
-        whole = await asyncio.to_thread(shape.whole, results, len(prompts))
-        return await long_json(whole, sum(map(len, ids)) * n * (1 + (shape.tops or 0)))
+        whole = await asyncio.to_thread(answer.whole, results)
+        return await long_json(whole, sum(map(len, ids)) * n * (1 + (answer.tops or 0)))
     finally:
-        generation.close()
+        answer.generation.close()
 
 
-def _note(request: Request, body: CompletionRequest | ChatRequest) -> None:
-    """Put the model and the user into the request's log line."""
-    request.scope["stretto"].update(model=body.model, **({"user": body.user[:100]} if body.user else {}))
-
-
-async def _answer(
+async def _start_answer(
     request: Request,
     body: CompletionRequest | ChatRequest,
-    start: Callable[[Generation], Awaitable[Shape]],
-    n_prompts: int,
+    start: Callable[[Generation], Awaitable[Made]],
     prompt: str,
-) -> Response:
-    """Start a generation and answer with it; `prompt` is the field that holds the prompt."""
-    _note(request, body)
-    generation, shape = await started(request, body.model, start, prompt, *shaping_fields(body)[:1])
-    try:
-        if body.stream:
-            chunks = Chunks(shape, body.stream_options, n_prompts, body.timings_per_token is True)
-            return Streamed(generation, generation.texts, chunks, EVENTS)
-        results = await unless_gone(request, generation.results())
-        n_values = sum(len(result.tokens) for result in results) * (shape.tops or 0)
-        n_values += sum(map(len, shape.scored)) * (1 + (shape.tops or 0))
-        if n_values <= PIECE_VALUES:
-            whole = shape.whole(results, n_prompts)
-        else:
-            whole = await asyncio.to_thread(shape.whole, results, n_prompts)
-        generation.close()
-        return await long_json(whole, n_values)
-    except BaseException:
-        generation.close()
-        raise
+) -> Made:
+    """Start an answer, and log the model and the user; `prompt` is the field that holds the prompt."""
+    request.scope["stretto"].update(model=body.model, **({"user": body.user[:100]} if body.user else {}))
+    return await start_answer(request, body.model, start, prompt, *shaping_fields(body)[:1])
 
 
 @router.post("/v1/embeddings")
@@ -379,14 +347,9 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     state = state_of(request)
     texts = [unwrap_text(one) for one in split_prompts(body.input)]
     check_prompts("input", texts, state.settings.limits)
-    generation = await begin(state, body.model, request, "embed")
-    try:
+    async with lease_model(request, body.model, "input", verb="embed") as generation:
         how = Vectors(body.pooling, body.normalize, body.dimensions)
         vectors, n_tokens = await unless_gone(request, embedded(generation, texts, how))
-    except Exception as error:
-        raise translate(error, "input") from error
-    finally:
-        generation.close()
     data = [
         {"object": "embedding", "index": index, "embedding": _encoded(vector, body.encoding_format)}
         for index, vector in enumerate(vectors)
@@ -479,13 +442,9 @@ async def tokenizer_info(
     registry = state_of(request).registry
     served = registry.find(model or registry.first("generate"))
     verbs = served.facts["verbs"]
-    generation = await begin(
-        state_of(request), served.name, request, "generate" if "generate" in verbs else verbs[0]
-    )
-    try:
+    verb = "generate" if "generate" in verbs else verbs[0]
+    async with lease_model(request, served.name, verb=verb) as generation:
         return Json(_facts(generation.lease.llm, served))
-    finally:
-        generation.close()
 
 
 def _facts(llm: Any, served: ServedModel) -> dict[str, Any]:

@@ -10,14 +10,14 @@ from fastapi import Query, Request
 from pydantic import TypeAdapter
 from starlette.responses import Response
 
-from stretto.server.generation.chat import converse, ids_of, options_of, planned, renamed
-from stretto.server.generation.generation import Generation, begin, started, unless_gone
+from stretto.server.generation.answer import respond, start_answer
+from stretto.server.generation.chat import converse, ids_of, options_of, planned, rename_fields
+from stretto.server.generation.generation import Generation, lease_model, unless_gone
 from stretto.server.http.bodies import make_router
 from stretto.server.http.callers import Caller, caller_of
 from stretto.server.http.errors import ApiError, Json, dumps, translate, unsupported
 from stretto.server.http.state import Job, Kept, State, state_of
-from stretto.server.http.streaming import EVENTS, Streamed
-from stretto.server.openai.responses_answers import ResponseEvents, ResponseShape
+from stretto.server.openai.responses_answers import ResponseAnswer
 from stretto.server.openai.responses_request import (
     NAMES,
     AnyItem,
@@ -28,7 +28,6 @@ from stretto.server.openai.responses_request import (
     as_chat,
     items_of,
 )
-from stretto.tools.plan import ToolPlan
 
 # Responses that are made while their clients do not wait: `background` of `/v1/responses`.
 #
@@ -55,34 +54,29 @@ def check_background(body: ResponseRequest) -> None:
         )
 
 
-def run_in_background(state: State, shape: ResponseShape) -> dict[str, Any]:
+def run_in_background(state: State, answer: ResponseAnswer) -> dict[str, Any]:
     """Make a response of a generation that has started; returns what is known of it now."""
-    key = shape.generation.caller.name, shape.id
-    queued = shape.response("queued")
-    shape.keep(queued)
-    keep = shape.keep
+    key = answer.generation.caller.name, answer.id
+    queued = answer.response("queued")
+    answer.keep(queued)
+    keep = answer.keep
 
     def keep_unless_forgotten(response: dict[str, Any]) -> None:
         if key in state.jobs:
             keep(response)
 
-    shape.keep = keep_unless_forgotten
-    state.jobs[key] = Job(shape.generation, asyncio.create_task(_finish(state, key, shape)))
+    answer.keep = keep_unless_forgotten
+    state.jobs[key] = Job(answer.generation, asyncio.create_task(_finish(state, key, answer)))
     return queued
 
 
-async def _finish(state: State, key: tuple[str, str], shape: ResponseShape) -> None:
-    generation = shape.generation
+async def _finish(state: State, key: tuple[str, str], answer: ResponseAnswer) -> None:
+    generation = answer.generation
     try:
-        (result,) = await generation.results()
-        shape.whole(result)
+        answer.whole(await generation.results())
     except Exception as error:
         found = translate(error)
-        if generation.cancelled:
-            shape.keep(shape.response("cancelled"))
-        else:
-            fault = {"code": found.code or "server_error", "message": found.message}
-            shape.keep(shape.response("failed", error=fault))
+        answer.keep(answer.response("cancelled") if generation.cancelled else answer.fail_response(found))
         generation.note_error(found)
     finally:
         generation.close()
@@ -124,36 +118,24 @@ async def create(body: ResponseRequest, request: Request) -> Response:
     check_background(body)
     before = _before(body, request)
     items = (*(before.items if before is not None else ()), *items_of(body))
-    try:
+    with rename_fields(NAMES, *FIELDS):
         chat = as_chat(body, items)
         options = options_of(chat, settings.limits)
-    except Exception as error:
-        raise renamed(error, NAMES, *FIELDS) from error
-
-    async def start(generation: Generation) -> ToolPlan:
-        try:
-            return await converse(chat, generation, settings, options)
-        except Exception as error:
-            raise renamed(error, NAMES, *FIELDS) from error
 
     def keep(response: dict[str, Any]) -> None:
         if body.store is not False:
             _keep(request, body, items, response, before)
 
+    async def start(generation: Generation) -> ResponseAnswer:
+        with rename_fields(NAMES, *FIELDS):
+            plan = await converse(chat, generation, settings, options)
+        return ResponseAnswer(generation, body, chat, plan, keep)
+
     request.scope["stretto"].update(model=body.model)
-    generation, plan = await started(request, body.model, start, *FIELDS)
-    try:
-        shape = ResponseShape(body, generation, plan, keep)
-        if body.background:
-            return Json(run_in_background(state_of(request), shape))
-        if body.stream:
-            return Streamed(generation, generation.texts, ResponseEvents(shape), EVENTS)
-        (result,) = await unless_gone(request, generation.results())
-        generation.close()
-        return Json(shape.whole(result))
-    except BaseException:
-        generation.close()
-        raise
+    answer = await start_answer(request, body.model, start, *FIELDS)
+    if body.background:
+        return Json(run_in_background(state_of(request), answer))
+    return await respond(request, answer, body.stream)
 
 
 @router.post("/v1/responses/input_tokens")
@@ -163,14 +145,10 @@ async def input_tokens(body: InputTokensRequest, request: Request) -> Response:
     before = _before(body, request)
     items = (*(before.items if before is not None else ()), *items_of(body))
     chat = as_chat(body, items)
-    generation = await begin(state, body.model, request)
-    try:
-        _, prompt = await unless_gone(request, planned(chat, generation, state.settings))
-        ids = await asyncio.to_thread(ids_of, generation.lease.llm, prompt)
-    except Exception as error:
-        raise renamed(error, NAMES, *FIELDS) from error
-    finally:
-        generation.close()
+    async with lease_model(request, body.model) as generation:
+        with rename_fields(NAMES, *FIELDS):
+            _, prompt = await unless_gone(request, planned(chat, generation, state.settings))
+            ids = await asyncio.to_thread(ids_of, generation.lease.llm, prompt)
     return Json({"object": "response.input_tokens", "input_tokens": len(ids)})
 
 

@@ -10,11 +10,13 @@ from typing import Any
 
 from stretto import Result, Token
 from stretto.engine.types import PromptStep, ToolCall
+from stretto.server.generation.answer import Answer, name_limit
 from stretto.server.generation.calls import AnswerParts, Kind, Piece, arguments_of
-from stretto.server.generation.generation import Generation, ended_by, progress_field
+from stretto.server.generation.generation import Generation
+from stretto.server.generation.requests import ChatRequest
 from stretto.server.http.errors import ApiError, dumps
-from stretto.server.openai.answers import ChatShape
-from stretto.server.openai.responses_request import ResponseRequest, has_logprobs
+from stretto.server.openai.answers import ChatAnswer
+from stretto.server.openai.responses_request import ResponseRequest
 from stretto.tools.plan import ToolPlan
 
 Event = dict[str, Any]
@@ -105,26 +107,36 @@ def _new_item(kind: Kind, call: ToolCall | None) -> tuple[dict[str, Any], dict[s
     return item, {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
 
-class ResponseShape:
-    """Formats the answer to one request, and hands it to `keep` in the end."""
+class ResponseAnswer(Answer):
+    """The answer to one request, which `keep` gets in the end; its events are numbered."""
 
     def __init__(
-        self, body: ResponseRequest, generation: Generation, plan: ToolPlan, keep: Callable[[Event], None]
+        self,
+        generation: Generation,
+        body: ResponseRequest,
+        chat: ChatRequest,
+        plan: ToolPlan,
+        keep: Callable[[Event], None],
     ) -> None:
-        self.generation = generation
-        self.plan = plan
+        super().__init__(generation)
         self.keep = keep
-        self.has_timings = body.timings_per_token is True  # in events of text, and in the last one
-        self._body = body
         self.id = f"resp_{token_hex(16)}"
+        self._body = body
+        self._plan = plan
         self._created = int(time.time())
-        tops = (body.top_logprobs or 0) if has_logprobs(body) else None
-        self._chat = ChatShape(generation, body.model, tops, plan, [])
-        self.has_logprobs = tops is not None
+        self._has_timings = body.timings_per_token is True  # in events of text, and in the last one
+        self._has_logprobs = chat.logprobs is True
+        self._chat = ChatAnswer(generation, chat, plan)  # writes log-probabilities
+        self._builder = ItemBuilder()
+        self._parts = AnswerParts(plan)
+        self._number = 0
+        self._waiting: list[Any] = []  # log-probabilities of tokens whose text has not come yet
+        self._result: Result | None = None
+        self._n_tokens = 0
 
-    def logprobs(self, tokens: list[Token]) -> list[Any]:
+    def _logprobs(self, tokens: list[Token]) -> list[Any]:
         """Log-probabilities of tokens, where they are asked for."""
-        return list(self._chat.logprobs(tokens)["content"]) if self.has_logprobs else []
+        return list(self._chat.logprobs(tokens)["content"]) if self._has_logprobs else []
 
     def response(self, status: str, **more: Any) -> Event:
         """The response object."""
@@ -155,24 +167,29 @@ class ResponseShape:
             **more,
         }
 
-    def done(self, builder: ItemBuilder, result: Result) -> Event:
+    def fail_response(self, error: ApiError, **more: Any) -> Event:
+        """The response object of an answer that has failed."""
+        fault = {"code": error.code or "server_error", "message": error.message}
+        return self.response("failed", error=fault, **more)
+
+    def _done(self, result: Result) -> Event:
         """The response at its end, which is kept from now on."""
         cut = result.finish_reason != "stop"
         made = self.response(
-            status_of(result),
-            output=builder.items,
+            find_status(result),
+            output=self._builder.items,
             completed_at=int(time.time()),
-            incomplete_details={"reason": "max_output_tokens", **ended_by(result)} if cut else None,
+            incomplete_details={"reason": "max_output_tokens", **name_limit(result)} if cut else None,
             usage={**_usage(result), **self.generation.warnings},
             timings=self.generation.timings([result]),
         )
         self.keep(made)
         return made
 
-    def whole(self, result: Result) -> Event:
+    def whole(self, results: list[Result]) -> Event:
         """The answer in one piece."""
-        result = self.plan.read(result)
-        builder = ItemBuilder()
+        (result,) = map(self._plan.read, results)
+        builder = self._builder
         answer = [token for token in result.logprobs or () if not token.is_reasoning]
         while answer and not answer[-1].text:  # an end token, say
             answer.pop()
@@ -181,62 +198,51 @@ class ResponseShape:
         for call in result.tool_calls:
             pieces += Piece("call", "", call), Piece("arguments", arguments_of(call))
         for piece in pieces:
-            logprobs = self.logprobs(answer) if piece.kind == "text" else []
+            logprobs = self._logprobs(answer) if piece.kind == "text" else []
             for _ in builder.push(piece, logprobs):
                 pass
-        for _ in builder.close(status_of(result)):
+        for _ in builder.close(find_status(result)):
             pass
         for item in builder.items:  # a call that was cut is text, which stands before those that are whole
             if item["type"] == "message":
-                item["status"] = status_of(result)
-        return self.done(builder, result)
+                item["status"] = find_status(result)
+        return self._done(result)
 
+    # -- as events --
 
-class ResponseEvents:
-    """A response as server-sent events, numbered."""
+    def add(self, index: int, token: Token, result: Result | None) -> str:
+        """The events of a token."""
+        out = self._start()
+        self._n_tokens += 1
+        if not token.is_reasoning:
+            self._waiting += self._logprobs([token])
+        pieces = self._parts.push(token)
+        if result is not None:
+            more, self._result = self._parts.end(result)
+            pieces += more
+        for piece in pieces:
+            out += self._written(self._builder.push(piece, self._taken(piece)))
+        if self._result is not None:
+            out += self._written(self._builder.close(find_status(self._result)))
+        return out
 
-    def __init__(self, shape: ResponseShape) -> None:
-        self._shape = shape
-        self._builder = ItemBuilder()
-        self._parts = AnswerParts(shape.plan, shape.generation.lease.llm.tokenizer)
-        self._number = 0
-        self._waiting: list[Any] = []  # log-probabilities of tokens whose text has not come yet
-        self._result: Result | None = None
-        self._n_tokens = 0
-        self._texts = shape.generation.texts
-
-    def more(self, news: list[tuple[int, Token]]) -> bytes:
-        """The events of some tokens, behind those of steps of the prompt where they are asked for."""
-        out: list[str] = self._start()
-        if self._texts.follows_prompts:
-            out += [self._progress(step) for _, step in self._texts.prompt_steps()]
-        for _, token in news:
-            self._n_tokens += 1
-            if not token.is_reasoning:
-                self._waiting += self._shape.logprobs([token])
-            for piece in self._parts.push(token):
-                out += self._written(self._builder.push(piece, self._taken(piece)))
-            if token.finish_reason is not None:
-                result = self._texts.result(0)
-                self._shape.generation.check(result)
-                pieces, self._result = self._parts.end(result)
-                for piece in pieces:
-                    out += self._written(self._builder.push(piece, self._taken(piece)))
-                out += self._written(self._builder.close(status_of(self._result)))
-        return "".join(out).encode()
+    def progress(self, index: int, step: PromptStep) -> str:
+        """The event of a step that has computed a part of the prompt."""
+        told = {"response": self.response("in_progress")}
+        told["prompt_progress"] = self.generation.prompt_progress(step)
+        return self._start() + self._event({"type": "response.in_progress", **told})
 
     async def end(self) -> bytes:
         """The response as a whole."""
         assert self._result is not None
-        made = self._shape.done(self._builder, self._result)
+        made = self._done(self._result)
         last = {"type": f"response.{made['status']}", "response": made}
-        return self._event(last | ({"timings": made["timings"]} if self._shape.has_timings else {})).encode()
+        return self._event(last | ({"timings": made["timings"]} if self._has_timings else {})).encode()
 
-    def failed(self, error: ApiError) -> bytes:
+    def fail(self, error: ApiError) -> bytes:
         """The error is an event too, and the last one."""
-        fault = {"code": error.code or "server_error", "message": error.message}
-        made = self._shape.response("failed", output=self._builder.items, error=fault)
-        return "".join([*self._start(), self._event({"type": "response.failed", "response": made})]).encode()
+        made = self.fail_response(error, output=self._builder.items)
+        return (self._start() + self._event({"type": "response.failed", "response": made})).encode()
 
     def _taken(self, piece: Piece) -> list[Any]:
         """The log-probabilities that go with a piece."""
@@ -245,31 +251,28 @@ class ResponseEvents:
         taken, self._waiting = self._waiting, []
         return taken
 
-    def _start(self) -> list[str]:
+    def _start(self) -> str:
+        """The first events, where they have not come yet."""
         if self._number:
-            return []
+            return ""
         kinds = ("response.created", "response.in_progress")
-        begun = self._shape.response("in_progress")
-        return [self._event({"type": kind, "response": begun}) for kind in kinds]
+        begun = self.response("in_progress")
+        return "".join([self._event({"type": kind, "response": begun}) for kind in kinds])
 
-    def _progress(self, step: PromptStep) -> str:
-        """The event of a step that has computed a part of the prompt."""
-        begun = self._shape.response("in_progress")
-        progress = progress_field(self._shape.generation, step)
-        return self._event({"type": "response.in_progress", "response": begun, "prompt_progress": progress})
-
-    def _written(self, events: Iterator[Event]) -> list[str]:
-        if not self._shape.has_timings:
-            return [self._event(one) for one in events]
-        timings = {"timings": self._shape.generation.timings_now(self._n_tokens)}
-        return [self._event(one | timings if one["type"].endswith(".delta") else one) for one in events]
+    def _written(self, events: Iterator[Event]) -> str:
+        if not self._has_timings:
+            return "".join(map(self._event, events))
+        timings = {"timings": self.generation.timings_now(self._n_tokens)}
+        return "".join(
+            self._event(one | timings if one["type"].endswith(".delta") else one) for one in events
+        )
 
     def _event(self, fields: Event) -> str:
         number, self._number = self._number, self._number + 1
         return f"event: {fields['type']}\ndata: {dumps({**fields, 'sequence_number': number})}\n\n"
 
 
-def status_of(result: Result) -> str:
+def find_status(result: Result) -> str:
     """OpenAI's word for how an answer ended."""
     return "completed" if result.finish_reason == "stop" else "incomplete"
 

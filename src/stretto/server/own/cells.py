@@ -25,13 +25,14 @@ from starlette.responses import Response
 
 from stretto.engine.table import Ints, TableCopy
 from stretto.llm import LLM
+from stretto.server.generation.answer import long_json
 from stretto.server.generation.fields import ModelName
 from stretto.server.http.bodies import make_router
 from stretto.server.http.callers import Caller, caller_of
 from stretto.server.http.errors import ApiError, Json
 from stretto.server.http.served_model import ServedModel
 from stretto.server.http.state import State, state_of
-from stretto.server.http.streaming import event, long_json
+from stretto.server.http.streaming import event
 from stretto.server.own.requests import owned
 
 router = make_router("Stretto")

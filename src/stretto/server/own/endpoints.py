@@ -19,19 +19,20 @@ from stretto.llm import LLM
 from stretto.parallel.options import ParallelParams
 from stretto.parallel.render import ParallelText
 from stretto.parallel.types import Attention, Member, ParallelStep
+from stretto.server.generation.answer import Answer, Streamed, clamp_logprob, long_json, start_answer
 from stretto.server.generation.chat import ids_of
 from stretto.server.generation.fields import Body, ModelName, Name, Number, Stop, Text, Tokens, within
-from stretto.server.generation.generation import Generation, begin, unless_gone
+from stretto.server.generation.generation import Generation, lease_model, unless_gone
 from stretto.server.generation.kept import listed, release
 from stretto.server.generation.options import check_prompts
 from stretto.server.http import metrics
 from stretto.server.http.bodies import make_router
 from stretto.server.http.callers import caller_of, require_admin
-from stretto.server.http.errors import ApiError, Json, body_of, translate
+from stretto.server.http.errors import ApiError, Json
 from stretto.server.http.registry import choose_adapter
 from stretto.server.http.served_model import ServedModel
 from stretto.server.http.state import state_of
-from stretto.server.http.streaming import DONE, EVENTS, Streamed, event, long_json
+from stretto.server.http.streaming import DONE, event
 from stretto.server.http.usage import cpu_seconds
 from stretto.text.tokenizer import Tokenizer
 
@@ -74,16 +75,7 @@ def in_brief(attention: Attention, tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def as_dict(text: ParallelText, tokenizer: Tokenizer) -> dict[str, Any]:
-    """A whole run, with the attention of its steps where it was measured."""
-    answer = text.to_dict()
-    for step, told in zip(text.steps, answer["steps"], strict=True):
-        if step.attention is not None:
-            told["attention"] = in_brief(step.attention, tokenizer)
-    return answer
-
-
-async def all_of(first: Any, others: AsyncIterator[Any]) -> AsyncIterator[Any]:
+async def chain_steps(first: Any, others: AsyncIterator[Any]) -> AsyncIterator[Any]:
     """The steps of a run of which the first has been taken."""
     if first is not None:
         yield first
@@ -91,19 +83,32 @@ async def all_of(first: Any, others: AsyncIterator[Any]) -> AsyncIterator[Any]:
             yield step
 
 
-class StepEvents:
-    """The steps as events, then the whole result.
+class StepAnswer(Answer):
+    """A parallel run: its steps as events, then the whole result.
 
     A step tells which members were pruned since the one before; the attention beside it is that of the step
     before, which has been computed by then.
     """
 
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
+    def __init__(self, generation: Generation, model: str) -> None:
+        super().__init__(generation)
+        self._model = model
         self._before: ParallelStep | None = None
         self._kept: deque[tuple[int, int, Member]] = deque(maxlen=WATCHED_MEMBERS)
 
-    def more(self, step: ParallelStep) -> bytes:
+    def whole(self, text: ParallelText) -> dict[str, Any]:
+        """The whole run, with the attention of its steps where it was measured."""
+        answer = {"model": self._model, **self._timed(text)}
+        for step, told in zip(text.steps, answer["steps"], strict=True):
+            if step.attention is not None:
+                told["attention"] = in_brief(step.attention, self.tokenizer)
+        return answer
+
+    def _timed(self, text: ParallelText) -> dict[str, Any]:
+        found = text.to_dict()
+        return {**found, "timings": {**found["timings"], **self.generation.spent()}}
+
+    def write(self, step: ParallelStep) -> bytes:
         """A step."""
         pruned = [[at, number] for at, number, member in self._kept if not member.kept]
         self._kept = deque((entry for entry in self._kept if entry[2].kept), WATCHED_MEMBERS)
@@ -123,19 +128,12 @@ class StepEvents:
         }
         before, self._before = self._before, step
         if before is not None and before.attention is not None:
-            tokenizer = self._generation.lease.llm.tokenizer
-            told["attention"] = {"index": before.index, **in_brief(before.attention, tokenizer)}
+            told["attention"] = {"index": before.index, **in_brief(before.attention, self.tokenizer)}
         return event(told).encode()
 
     async def end(self) -> bytes:
         """The whole result."""
-        text = (await self._generation.texts.result()).to_dict()
-        text["timings"] = {**text["timings"], **self._generation.spent()}
-        return event({"result": text}).encode() + DONE
-
-    def failed(self, error: ApiError) -> bytes:
-        """The error is an event too, and the last one."""
-        return event(body_of(error, "/stretto/")).encode()
+        return event({"result": self._timed(await self.generation.texts.result())}).encode() + DONE
 
 
 router = make_router("Stretto")
@@ -260,18 +258,12 @@ async def unpin(name: str, request: Request, model: ModelName, caller: CallerNam
 @router.post("/stretto/tokenize")
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """Text to tokens, or tokens to text."""
-    state = state_of(request)
     if (body.text is None) == (body.tokens is None):
         raise ApiError(400, "give either text or tokens", param="text")
-    check_prompts(
-        "text" if body.text is not None else "tokens", [body.text or body.tokens or ""], state.settings.limits
-    )
-    generation = await begin(state, body.model, request)
-    try:
-        tokenizer = generation.lease.llm.tokenizer
-        answer = await asyncio.to_thread(_tokenized, tokenizer, body)
-    finally:
-        generation.close()
+    field = "text" if body.text is not None else "tokens"
+    check_prompts(field, [body.text or body.tokens or ""], state_of(request).settings.limits)
+    async with lease_model(request, body.model, "text") as generation:
+        answer = await asyncio.to_thread(_tokenized, generation.lease.llm.tokenizer, body)
     return await long_json(
         {"model": body.model, **answer, "timings": generation.spent()}, 2 * answer["count"]
     )
@@ -283,10 +275,10 @@ def _tokenized(tokenizer: Tokenizer, body: TokenizeRequest) -> dict[str, Any]:
     else:
         ids = tokenizer.encode_inside(body.text) if body.inside else tokenizer.encode(body.text, body.special)
     text = tokenizer.decode(ids, special=body.special)
-    return {"tokens": ids, "pieces": pieces_of(tokenizer, ids), "text": text, "count": len(ids)}
+    return {"tokens": ids, "pieces": list_pieces(tokenizer, ids), "text": text, "count": len(ids)}
 
 
-def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+def list_pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     """The text of each token; to be called in a thread."""
     known = {token: tokenizer.spelled(token) for token in set(ids)}
     return [known[token] for token in ids]
@@ -295,19 +287,13 @@ def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 @router.post("/stretto/score")
 async def score(body: ScoreRequest, request: Request) -> Response:
     """The log-probability of each token of a text after its first, given those before it."""
-    state = state_of(request)
-    check_prompts("text", [body.text], state.settings.limits)
-    generation = await begin(state, body.model, request)
-    try:
+    check_prompts("text", [body.text], state_of(request).settings.limits)
+    async with lease_model(request, body.model, "text") as generation:
         llm = generation.lease.llm
         ids = await asyncio.to_thread(ids_of, llm, body.text)
         scores = await unless_gone(request, llm.ascore(ids, adapter=generation.lease.adapter))
-        pieces = await asyncio.to_thread(pieces_of, llm.tokenizer, ids)
-    except Exception as error:
-        raise translate(error, "text") from error
-    finally:
-        generation.close()
-    logprobs = [max(-9999.0, float(number)) for number in scores]
+        pieces = await asyncio.to_thread(list_pieces, llm.tokenizer, ids)
+    logprobs = [clamp_logprob(float(number)) for number in scores]
     answer = {
         "model": body.model,
         "tokens": ids,
@@ -323,11 +309,13 @@ async def score(body: ScoreRequest, request: Request) -> Response:
 @router.post("/stretto/parallel")
 async def parallel(body: ParallelRequest, request: Request) -> Response:
     """Continue a text and keep every token that is probable enough; with `stream`, step by step."""
-    state = state_of(request)
-    check_prompts("prompt", [body.prompt], state.settings.limits)
+    check_prompts("prompt", [body.prompt], state_of(request).settings.limits)
     options = body.model_dump(exclude={"model", "prompt", "stream"}, exclude_none=True)
-    generation = await begin(state, body.model, request)
-    try:
+    first: ParallelStep | None = None
+    text: Any = None
+
+    async def start(generation: Generation) -> StepAnswer:
+        nonlocal first, text
         left = generation.left
         options["timeout"] = min(options.get("timeout", left), left)
         choose_adapter(options, generation.lease)
@@ -336,18 +324,15 @@ async def parallel(body: ParallelRequest, request: Request) -> Response:
             check_attention(generation.lease.llm, body.prompt, options)
             options["attention"] = "mean"
         generation.texts = generation.lease.llm.aparallel(body.prompt, stream=True, **options)
-        if body.stream:
-            # An invalid request fails in the first step, before the answer has started.
-            first = await unless_gone(request, anext(generation.texts, None))
-            return Streamed(generation, all_of(first, generation.texts), StepEvents(generation), EVENTS)
-        text = await unless_gone(request, generation.texts.result())
-        await generation.finish()
-        answer = {"model": body.model, **as_dict(text, generation.lease.llm.tokenizer)}
-        answer["timings"] = {**answer["timings"], **generation.spent()}
-        generation.close()
-        return Json(answer)
-    except BaseException as error:
-        generation.close()
-        if isinstance(error, Exception):
-            raise translate(error, "prompt") from error
-        raise
+        if body.stream:  # an invalid request fails in the first step, before the answer has started
+            first = await anext(generation.texts, None)
+        else:
+            text = await generation.texts.result()
+            await generation.finish()
+        return StepAnswer(generation, body.model)
+
+    answer = await start_answer(request, body.model, start, "prompt")
+    if body.stream:
+        return Streamed(answer, chain_steps(first, answer.generation.texts))
+    answer.generation.close()
+    return Json(answer.whole(text))
