@@ -20,6 +20,7 @@ import numpy as np
 
 from make_model import vocabulary
 from stretto.models import reader
+from stretto.models.common import Keys
 from stretto.weights.formats import Format
 from stretto.weights.gguf import GGUF
 from stretto.weights.tensor import Tensor
@@ -227,7 +228,7 @@ def sizes(shape):
         size = shape.n_vocab, shape.keys["embedding_length"]
         write_gguf(path, metadata(shape), dict.fromkeys(names, np.zeros(size, np.int8)))
         with GGUF(path) as file:
-            return reader(shape.architecture)(file).tensors()
+            return reader(shape.architecture)(Keys(file, shape.architecture)).tensors()
 
 
 def make(path, shape, seed=0):

@@ -8,7 +8,7 @@ from importlib import import_module
 from stretto.errors import ModelError
 from stretto.models.common import Keys
 from stretto.models.missing import refuse_others, unknown_architecture
-from stretto.models.pooling import with_heads
+from stretto.models.pooling import add_heads
 from stretto.models.spec import Layer, ModelSpec, Rope
 from stretto.weights.gguf import GGUF
 
@@ -83,7 +83,8 @@ def read_spec(file: GGUF, context: int | None = None) -> ModelSpec:
     name = file.metadata.text("general.architecture")
     if name not in ARCHITECTURES:
         raise _unsupported(file, name)
-    spec = with_heads(file, reader(name)(file))
+    keys = Keys(file, name)
+    spec = add_heads(keys, reader(name)(keys))
     needed = spec.tensors()
     for tensor, shape in needed.items():
         if tensor not in file.tensors:
@@ -91,23 +92,20 @@ def read_spec(file: GGUF, context: int | None = None) -> ModelSpec:
         given = file.tensors[tensor].shape
         if given != shape and not (tensor.endswith(ROWS) and given == (1, *shape)):
             raise ModelError(f"the shape is {given}, not {shape}", path=file.path, field=f"tensor {tensor!r}")
-    skipped = tuple(f"blk.{i}." for i in range(spec.n_layer, Keys(file, name).n_block))
+    skipped = tuple(f"blk.{i}." for i in range(spec.n_layer, keys.n_block))
     for tensor in file.tensors.keys() - needed.keys() - spec.unused():
         if tensor.endswith(DERIVED) or tensor.startswith(skipped):
             continue
         if tensor.startswith(("blk.", "output")):
-            raise ModelError(
-                f"the tensor has no place in a {name} model of {spec.n_layer} layers",
-                path=file.path,
-                field=tensor,
-            )
+            reason = f"the tensor has no place in a {name} model of {spec.n_layer} layers"
+            raise ModelError(reason, path=file.path, field=tensor)
     return spec if context is None else spec.within(context)
 
 
-def reader(name: str) -> Callable[[GGUF], ModelSpec]:
-    """The function that reads files of an architecture."""
+def reader(name: str) -> Callable[[Keys], ModelSpec]:
+    """The function that reads the keys of an architecture."""
     module, _, function = ARCHITECTURES[name].partition(":")
-    read: Callable[[GGUF], ModelSpec] = getattr(import_module(f"stretto.models.{module}"), function or "read")
+    read: Callable[[Keys], ModelSpec] = getattr(import_module(f"stretto.models.{module}"), function or "read")
     return read
 
 

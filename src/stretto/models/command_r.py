@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stretto.models.common import Keys, attention, decoder, head_size, refuse_experts
-from stretto.models.rope import read_rope
-from stretto.models.spec import Attention, Dense, Layer, ModelSpec, Norm
-from stretto.weights.gguf import GGUF
+from stretto.models.common import Keys, attention, decoder, dense, refuse_experts
+from stretto.models.spec import Attention, Layer, ModelSpec, Norm
 
 
-def read(file: GGUF) -> ModelSpec:
+def read(keys: Keys) -> ModelSpec:
     """The spec of a command-r file."""
-    keys = Keys(file, "command-r")
-    rope = read_rope(file, "command-r", head_size(file, "command-r"), "adjacent")
     norms = {}
     if keys.has("blk.0.attn_q_norm.weight"):  # R+; each head has weights of its own
         norms = {f"{n}_norm": Norm(f"attn_{n}_norm", keys.layer_eps, "layer", over="heads") for n in "qk"}
-    mixer = attention(keys, rope, **norms)
-    return parallel_decoder(keys, [mixer] * keys.n_layer)
+    return parallel_decoder(keys, [attention(keys, "adjacent", **norms)] * keys.n_layer)
 
 
 def parallel_decoder(keys: Keys, mixers: Iterable[Attention]) -> ModelSpec:
     """A model of Cohere's layers with these mixers."""
     refuse_experts(keys)
-    ffn, eps = Dense(keys.size("feed_forward_length")), keys.layer_eps
+    ffn, eps = dense(keys), keys.layer_eps
     norm = Norm("attn_norm", eps, "layer")
     return decoder(
         keys,

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from math import log
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stretto.errors import ModelError, UnsupportedModel
+from stretto.models.feed_forward import FeedForward
+from stretto.models.mixers import Mixer
+from stretto.models.parts import ByLength
+from stretto.models.rope import plain_frequencies, yarn
 from stretto.models.spec import Attention, Dense, Experts, Layer, ModelSpec, Norm, Rope, Routing, plain_layer
 from stretto.weights.gguf import GGUF
+from stretto.weights.tensor import Tensor
 
 # Far above any model; a damaged count should not cost memory.
 MAX_LAYERS = 1024
@@ -25,13 +34,6 @@ def positive(file: GGUF, key: str, default: int | None = None, most: int = 1 << 
     return value
 
 
-def refuse(file: GGUF, key: str, what: str, harmless: float = 0.0) -> None:
-    """Raise for a part of a model that would be ignored otherwise: `key` with a value that matters."""
-    value = file.metadata.number(key, harmless)
-    if value != harmless:
-        raise UnsupportedModel(f"{what} ({value:g}) is not supported", path=file.path, field=key)
-
-
 class Keys:
     """The keys of one architecture in a file, checked: `keys.size("block_count")` is at least 1."""
 
@@ -40,70 +42,71 @@ class Keys:
         self.arch = arch
         self.rms_epsilon = "attention.layer_norm_rms_epsilon"
 
+    def key(self, name: str) -> str:
+        """The whole key in the file."""
+        return f"{self.arch}.{name}"
+
+    def __contains__(self, name: str) -> bool:
+        return self.key(name) in self.file.metadata
+
+    def error(self, name: str, reason: str) -> ModelError:
+        """The error about the value of a key."""
+        return ModelError(reason, path=self.file.path, field=self.key(name))
+
     def size(self, name: str, default: int | None = None, most: int = 1 << 31) -> int:
         """A count, from 1 to `most`."""
-        return positive(self.file, f"{self.arch}.{name}", default, most)
+        return positive(self.file, self.key(name), default, most)
 
     def count(self, name: str, default: int = 0, most: int = 1 << 31) -> int:
         """A count that may be 0."""
-        key = f"{self.arch}.{name}"
-        value = self.file.metadata.integer(key, default)
+        value = self.file.metadata.integer(self.key(name), default)
         if not 0 <= value <= most:
-            raise ModelError(f"{value}, but 0 to {most} is possible", path=self.file.path, field=key)
+            raise self.error(name, f"{value}, but 0 to {most} is possible")
         return value
 
     def rotated(self, name: str, head_size: int, default: int | None = None) -> int:
         """How many numbers of a head a rope rotates: an even count."""
         size = self.size(name, default, most=head_size)
         if size % 2:
-            key = f"{self.arch}.{name}"
-            raise ModelError(f"{size} rotated numbers; pairs are needed", path=self.file.path, field=key)
+            raise self.error(name, f"{size} rotated numbers; pairs are needed")
         return size
 
     def sizes(self, name: str, default: int | None = None, least: int = 1) -> list[int]:
         """A count for each layer: an array of them, or one for all."""
-        key = f"{self.arch}.{name}"
-        if key not in self.file.metadata or isinstance(self.file.metadata[key], int):
+        if name not in self or isinstance(self.file.metadata[self.key(name)], int):
             one = self.count(name, default or 0) if least == 0 else self.size(name, default)
             return [one] * self.n_layer
-        values: list[Any] = self.file.metadata.array(key).tolist()
+        values: list[Any] = self.file.metadata.array(self.key(name)).tolist()
         if len(values) != self.n_block or not all(type(v) is int and least <= v <= 1 << 31 for v in values):
-            raise ModelError(
-                f"{len(values)} numbers; {self.n_block} integers from {least} are needed, one for each layer",
-                path=self.file.path,
-                field=key,
-            )
+            integers = f"{self.n_block} integers from {least} are needed, one for each layer"
+            raise self.error(name, f"{len(values)} numbers; {integers}")
         return values[: self.n_layer]
 
     def flags(self, name: str) -> list[bool]:
         """A boolean for each layer."""
-        key = f"{self.arch}.{name}"
-        values = [bool(v) for v in self.file.metadata.array(key).tolist()]
+        values = [bool(v) for v in self.file.metadata.array(self.key(name)).tolist()]
         if len(values) != self.n_block:
-            raise ModelError(
-                f"{len(values)} values for {self.n_block} layers", path=self.file.path, field=key
-            )
+            raise self.error(name, f"{len(values)} values for {self.n_block} layers")
         return values[: self.n_layer]
 
     def number(
         self, name: str, default: float | None = None, least: float = -1e30, most: float = 1e30
     ) -> float:
         """A finite number within limits."""
-        key = f"{self.arch}.{name}"
-        value = self.file.metadata.number(key, default)
+        value = self.file.metadata.number(self.key(name), default)
         if not least <= value <= most:
-            raise ModelError(
-                f"{value}, but {least:g} to {most:g} is possible", path=self.file.path, field=key
-            )
+            raise self.error(name, f"{value}, but {least:g} to {most:g} is possible")
         return value
 
     def flag(self, name: str, default: bool) -> bool:
         """A boolean."""
-        return self.file.metadata.flag(f"{self.arch}.{name}", default)
+        return self.file.metadata.flag(self.key(name), default)
 
     def refuse(self, name: str, what: str, harmless: float = 0.0) -> None:
-        """Raise for a part of a model that would be ignored otherwise."""
-        refuse(self.file, f"{self.arch}.{name}", what, harmless)
+        """Raise for a part of a model that would be ignored otherwise: a key with a value that matters."""
+        value, key = self.number(name, harmless), self.key(name)
+        if value != harmless:
+            raise UnsupportedModel(f"{what} ({value:g}) is not supported", path=self.file.path, field=key)
 
     @property
     def n_block(self) -> int:
@@ -131,53 +134,195 @@ class Keys:
         return self._epsilon(LAYER_EPSILON)
 
     def _epsilon(self, name: str) -> float:
-        key = f"{self.arch}.{name}"
-        eps = self.file.metadata.number(key)
+        eps = self.number(name)
         if not 0.0 <= eps < 1.0:
-            raise ModelError(f"an epsilon of {eps}", path=self.file.path, field=key)
+            raise self.error(name, f"an epsilon of {eps}")
         return eps
 
     def has(self, tensor: str) -> bool:
         """Whether the file has a tensor."""
         return tensor in self.file.tensors
 
+    def tensor(self, name: str, hint: str = "is the file complete?") -> Tensor:
+        """A tensor that the model needs."""
+        if name not in self.file.tensors:
+            raise ModelError(f"the tensor is missing; {hint}", path=self.file.path, field=name)
+        return self.file.tensors[name]
 
-def head_size(file: GGUF, arch: str) -> int:
-    """The size of a head: as given, or the embedding divided among the heads."""
-    heads = positive(file, f"{arch}.attention.head_count")
-    share = positive(file, f"{arch}.embedding_length") // heads or 1
-    size = positive(file, f"{arch}.attention.key_length", share, most=MAX_HEAD_SIZE)
-    if positive(file, f"{arch}.attention.value_length", size) != size:
-        raise UnsupportedModel(
-            "keys and values of different sizes are not supported",
-            path=file.path,
-            field=f"{arch}.attention.value_length",
-        )
+
+# Rotary frequencies with the scalings that models come with: none, linear, Llama 3's, YaRN, LongRoPE.
+
+Pairs = Literal["adjacent", "halves"]
+LOCAL_BASE = 10_000.0  # of the rope in windowed layers, where the file does not say it
+
+
+def read_base(keys: Keys, name: str = "rope.freq_base") -> float:
+    """The base of a rope's frequencies."""
+    base = keys.number(name, LOCAL_BASE)
+    if not 1.0 < base < 1e12:
+        raise keys.error(name, f"a base of {base}")
+    return base
+
+
+def read_rope(keys: Keys, pairs: Pairs, size: int | None = None) -> Rope:
+    """The rope of a model's (global) layers, with heads of that size, or of the usual one."""
+    size, base = _read_size(keys, size), read_base(keys)
+    frequencies = plain_frequencies(base, size)
+    # Llama 3 stores the divisors of its frequencies as a tensor.
+    if keys.has("rope_freqs.weight"):
+        frequencies = frequencies / _read_divisors(keys, "rope_freqs.weight", size // 2)
+    scaled, longer = _scale(keys, frequencies, base)
+    rope = Rope(_tuple(scaled), pairs, longer)
+    kind = keys.file.metadata.text(keys.key("rope.scaling.type"), "")
+    if kind == "longrope" or keys.has("rope_factors_long.weight"):
+        long = _tuple(scaled / _read_divisors(keys, "rope_factors_long.weight", size // 2))
+        short = _tuple(scaled / _read_divisors(keys, "rope_factors_short.weight", size // 2))
+        rope = replace(rope, by_length=ByLength(keys.size(ORIGINAL), short, long))
+    return rope.within(keys.size("context_length"))
+
+
+def read_plain_rope(keys: Keys, pairs: Pairs) -> Rope:
+    """The rope of layers that a model's scaling is not for."""
+    return Rope(_tuple(plain_frequencies(read_base(keys), _read_size(keys))), pairs)
+
+
+def read_local_rope(keys: Keys, size: int | None = None) -> Rope:
+    """The rope of windowed layers that have a base of their own."""
+    base = read_base(keys, "rope.freq_base_swa")
+    return Rope(_tuple(plain_frequencies(base, size or head_size(keys))), "halves")
+
+
+def _tuple(values: NDArray[np.float64]) -> tuple[float, ...]:
+    return tuple(values.tolist())
+
+
+def _read_size(keys: Keys, of_head: int | None = None) -> int:
+    """How many numbers of a head are rotated."""
+    of_head = of_head or head_size(keys)
+    size = keys.file.metadata.integer(keys.key("rope.dimension_count"), of_head)
+    if not 2 <= size <= of_head or size % 2:
+        reason = f"{size} rotated numbers in heads of {of_head}; an even number up to that is needed"
+        raise keys.error("rope.dimension_count", reason)
     return size
 
 
-def attention(keys: Keys, rope: Rope | None, **pieces: Any) -> Attention:
-    """The attention that the usual keys describe; `pieces` are the fields that differ."""
-    size = head_size(keys.file, keys.arch)
+def _read_divisors(keys: Keys, name: str, n: int) -> NDArray[np.float64]:
+    """A tensor of what each frequency is divided by."""
+    tensor = keys.tensor(name)
+    factors = tensor.dequantize().astype(np.float64) if tensor.shape == (n,) else None
+    if factors is None or not (np.isfinite(factors) & (factors > 0)).all():
+        reason = f"{n} positive factors are needed, found shape {tensor.shape}"
+        raise ModelError(reason, path=keys.file.path, field=f"tensor {name!r}")
+    return factors
+
+
+SCALING = "rope.scaling"
+ORIGINAL = f"{SCALING}.original_context_length"
+
+
+def _scale(keys: Keys, frequencies: NDArray[np.float64], base: float) -> tuple[NDArray[np.float64], float]:
+    """The frequencies with the scaling of the metadata, and the magnitude that belongs to it."""
+    # Files from before 2024 have only a linear scale, under a name of its own.
+    kind = keys.file.metadata.text(keys.key(f"{SCALING}.type"), "linear")
+    factor = _factor(keys, "factor", keys.number("rope.scale_linear", 1.0, 1e-6, 1e6))
+    longer = _factor(keys, "attn_factor", 1.0)
+    if kind == "linear":
+        frequencies = frequencies / factor
+    elif kind == "yarn":
+        frequencies = _stretch(keys, frequencies, base, factor)
+        longer *= _yarn_magnitude(keys, factor)
+    elif kind not in ("none", "longrope"):  # the factors of the latter are tensors
+        known = "supported are none, linear, yarn, longrope, Llama 3's"
+        raise keys.error(f"{SCALING}.type", f"rope scaling {kind!r} is not supported; {known}")
+    return frequencies, longer
+
+
+def _factor(keys: Keys, name: str, default: float) -> float:
+    return keys.number(f"{SCALING}.{name}", default, 1e-6, 1e6)
+
+
+def _stretch(
+    keys: Keys, frequencies: NDArray[np.float64], base: float, factor: float, whole: bool = True
+) -> NDArray[np.float64]:
+    """The frequencies as YaRN stretches them, by the usual keys."""
+    keys.refuse(f"{SCALING}.yarn_ext_factor", "an extrapolation factor", harmless=1.0)
+    original = keys.size(ORIGINAL, keys.size("context_length"))
+    fast, slow = _factor(keys, "yarn_beta_fast", 32.0), _factor(keys, "yarn_beta_slow", 1.0)
+    return yarn(frequencies, base, factor, original, fast, slow, whole)
+
+
+def _yarn_magnitude(keys: Keys, factor: float) -> float:
+    """How much longer YaRN makes queries and keys: by its own formula, divided, or as given."""
+    given = _factor(keys, "yarn_attn_factor", 1.0)
+    if given != 1.0:  # which is what tools write for "as usual"
+        return given
+    divisor = keys.number(f"{SCALING}.yarn_log_multiplier", 0.0, 0.0, 1e3)
+    growth = log(max(factor, 1.0))
+    return (0.1 * growth + 1.0) / (0.1 * divisor * growth + 1.0)
+
+
+def read_frequencies(keys: Keys, size: int, whole: bool = True) -> tuple[tuple[float, ...], float]:
+    """The frequencies of `size` rotated numbers, and the factor that some are stretched by, or 1.
+
+    They are for YaRN as gpt-oss and DeepSeek have it, with a ramp or a magnitude of their own. `whole`: the
+    ramp between plain and stretched frequencies begins and ends at whole pairs.
+    """
+    base = read_base(keys)
+    frequencies = plain_frequencies(base, size)
+    kind = keys.file.metadata.text(keys.key(f"{SCALING}.type"), "none")
+    if kind == "none":
+        return _tuple(frequencies), 1.0
+    if kind != "yarn":
+        reason = f"rope scaling {kind!r} is not supported for this architecture; supported are none and yarn"
+        raise keys.error(f"{SCALING}.type", reason)
+    keys.refuse(f"{SCALING}.yarn_attn_factor", "a magnitude of its own", harmless=1.0)
+    factor = keys.number(f"{SCALING}.factor", 1.0, 1.0, 1e6)
+    return _tuple(_stretch(keys, frequencies, base, factor, whole)), factor
+
+
+# The parts of decoders.
+
+
+def head_size(keys: Keys) -> int:
+    """The size of a head: as given, or the embedding divided among the heads."""
+    share = keys.n_embd // keys.size("attention.head_count") or 1
+    return check_head_size(keys, keys.size("attention.key_length", share, most=MAX_HEAD_SIZE))
+
+
+def check_head_size(keys: Keys, size: int, suffix: str = "") -> int:
+    """The size of a head of keys, which values must have too."""
+    name = f"attention.value_length{suffix}"
+    if keys.size(name, size) != size:
+        reason = "keys and values of different sizes are not supported"
+        raise UnsupportedModel(reason, path=keys.file.path, field=keys.key(name))
+    return size
+
+
+def attention(keys: Keys, rope: Rope | Pairs | None, **pieces: Any) -> Attention:
+    """The attention that the usual keys describe; `pieces` are the fields that differ.
+
+    `rope` may say only which numbers of a head form a pair: the rest is read.
+    """
+    size = head_size(keys)
     n_head = pieces.pop("n_head", None) or keys.size("attention.head_count")
     n_kv_head = pieces.pop("n_kv_head", None) or keys.size("attention.head_count_kv", n_head)
     if n_head % n_kv_head:
-        raise ModelError(
-            f"{n_head} heads cannot share {n_kv_head} K/V heads evenly",
-            path=keys.file.path,
-            field=f"{keys.arch}.attention.head_count_kv",
-        )
-    return Attention(
-        **(
-            {"scale": size**-0.5, "n_head": n_head, "n_kv_head": n_kv_head, "head_size": size, "rope": rope}
-            | pieces
-        )
-    )
+        reason = f"{n_head} heads cannot share {n_kv_head} K/V heads evenly"
+        raise keys.error("attention.head_count_kv", reason)
+    fields: dict[str, Any] = {
+        "scale": size**-0.5,
+        "n_head": n_head,
+        "n_kv_head": n_kv_head,
+        "head_size": size,
+        "rope": read_rope(keys, rope) if isinstance(rope, str) else rope,
+    }
+    return Attention(**(fields | pieces))
 
 
-def attention_biases(keys: Keys) -> dict[str, bool]:
-    """Which biases a file has, as pieces of an attention; a layer without them is refused later."""
-    return {"bias": keys.has("blk.0.attn_q.bias"), "output_bias": keys.has("blk.0.attn_output.bias")}
+def attention_biases(keys: Keys, i: int = 0) -> dict[str, bool]:
+    """Which biases layer i has, as pieces of an attention; another layer without them is refused later."""
+    names = {"bias": "attn_q", "output_bias": "attn_output"}
+    return {piece: keys.has(f"blk.{i}.{name}.bias") for piece, name in names.items()}
 
 
 def qk_norms(eps: float) -> dict[str, Norm]:
@@ -185,32 +330,35 @@ def qk_norms(eps: float) -> dict[str, Norm]:
     return {"q_norm": Norm("attn_q_norm", eps), "k_norm": Norm("attn_k_norm", eps)}
 
 
+def dense(keys: Keys, **pieces: Any) -> Dense:
+    """The feed-forward that the usual keys describe; `pieces` are the fields that differ."""
+    return Dense(keys.size("feed_forward_length"), **pieces)
+
+
 def decoder(keys: Keys, layers: Iterable[Layer], **pieces: Any) -> ModelSpec:
     """A spec from the keys that every architecture has; `pieces` are the fields that differ."""
-    file = keys.file
-    if "token_embd.weight" not in file.tensors:
-        raise ModelError(
-            "the tensor is missing; is this a language model?", path=file.path, field="token_embd.weight"
-        )
-    layers = tuple(layers)
     fields: dict[str, Any] = {
         "architecture": keys.arch,
-        "n_vocab": file.tensors["token_embd.weight"].shape[0],
+        "n_vocab": keys.tensor("token_embd.weight", "is this a language model?").shape[0],
         "n_embd": keys.n_embd,
         "context_length": keys.size("context_length"),
-        "layers": layers,
-        "tied": "output.weight" not in file.tensors,
+        "layers": tuple(layers),
+        "tied": not keys.has("output.weight"),
     }
     if "output_norm" not in pieces:
         fields["output_norm"] = Norm("output_norm", keys.eps)
     return ModelSpec(**(fields | pieces))
 
 
-def plain_decoder(keys: Keys, mixer: Attention, **pieces: Any) -> ModelSpec:
-    """A model whose layers are all the same attention and gated feed-forward, with norms before each."""
-    refuse_experts(keys)
-    ffn = Dense(keys.size("feed_forward_length"), bias=keys.has("blk.0.ffn_up.bias"))
+def uniform_decoder(keys: Keys, mixer: Mixer, ffn: FeedForward, **pieces: Any) -> ModelSpec:
+    """A model whose layers are all the same, with RMS norms before each part."""
     return decoder(keys, (plain_layer(mixer, ffn, keys.eps),) * keys.n_layer, **pieces)
+
+
+def plain_decoder(keys: Keys, mixer: Attention) -> ModelSpec:
+    """A model whose layers are all the same attention and gated feed-forward."""
+    refuse_experts(keys)
+    return uniform_decoder(keys, mixer, dense(keys, bias=keys.has("blk.0.ffn_up.bias")))
 
 
 def refuse_experts(keys: Keys) -> None:
@@ -225,7 +373,7 @@ def refuse_caps(keys: Keys) -> None:
     keys.refuse("final_logit_softcapping", "a cap on logits")
 
 
-def without_rope(mixer: Attention) -> Attention:
+def remove_rope(mixer: Attention) -> Attention:
     """The same attention without positions."""
     return replace(mixer, rope=None)
 
@@ -237,19 +385,23 @@ PATTERN = "attention.sliding_window_pattern"
 
 def windowed(keys: Keys, period: int) -> list[bool]:
     """For each layer, whether it has a window: all but every `period`-th, unless the file says otherwise."""
-    key = f"{keys.arch}.{PATTERN}"
-    if key in keys.file.metadata and not isinstance(keys.file.metadata[key], int):
+    if PATTERN in keys and not isinstance(keys.file.metadata[keys.key(PATTERN)], int):
         return keys.flags(PATTERN)
     period = keys.size(PATTERN, period)
     return [i % period < period - 1 for i in range(keys.n_layer)]
 
 
-def with_windows(keys: Keys, spec: ModelSpec) -> ModelSpec:
+def alternate(keys: Keys, near: Attention, wide: Attention, period: int) -> list[Attention]:
+    """The attention of each layer: `near` where it has a window, `wide` elsewhere."""
+    return [near if narrow else wide for narrow in windowed(keys, period)]
+
+
+def add_windows(keys: Keys, spec: ModelSpec) -> ModelSpec:
     """The spec with windows in the layers that the file lists, of an architecture that usually has none.
 
     Files of llama.cpp's converter do not list any: only Hugging Face folders of these architectures do.
     """
-    if f"{keys.arch}.{PATTERN}" not in keys.file.metadata:
+    if PATTERN not in keys:
         return spec
     window, layers = keys.size("attention.sliding_window"), list(spec.layers)
     for i, has_window in enumerate(keys.flags(PATTERN)):
@@ -285,7 +437,7 @@ def mixture(keys: Keys, choice: Routing | None = None, **pieces: Any) -> Experts
 
 def expert_width(keys: Keys) -> int:
     """The width of an expert: as given, or its share of the whole feed-forward's."""
-    if f"{keys.arch}.expert_feed_forward_length" in keys.file.metadata:
+    if "expert_feed_forward_length" in keys:
         return keys.size("expert_feed_forward_length")
     return keys.size("feed_forward_length") // keys.size("expert_used_count", most=MAX_EXPERTS) or 1
 
@@ -297,10 +449,9 @@ def routing(keys: Keys, weights: Weights = "softmax", **pieces: Any) -> Routing:
     n_group = keys.count("expert_group_count", 1, most=n_expert) or 1
     n_group_used = keys.count("expert_group_used_count", 1, most=n_group) or 1
     if n_expert % n_group or n_used > n_group_used * (n_expert // n_group):
-        raise ModelError(
-            f"{n_used} of {n_expert} experts cannot be taken from {n_group_used} of {n_group} equal groups",
-            path=keys.file.path,
-            field=f"{keys.arch}.expert_group_count",
+        groups = f"{n_group_used} of {n_group} equal groups"
+        raise keys.error(
+            "expert_group_count", f"{n_used} of {n_expert} experts cannot be taken from {groups}"
         )
     fields: dict[str, Any] = {
         "n_used": n_used,
@@ -318,11 +469,8 @@ def gating(keys: Keys, default: Weights) -> Weights:
     """How scores become weights, by the code in the file."""
     code = keys.count("expert_gating_func")
     if code and code not in GATING:
-        raise ModelError(
-            f"{code}, but 1 (softmax), 2 (sigmoid) and 3 (softmax of the chosen) are supported",
-            path=keys.file.path,
-            field=f"{keys.arch}.expert_gating_func",
-        )
+        known = "1 (softmax), 2 (sigmoid) and 3 (softmax of the chosen)"
+        raise keys.error("expert_gating_func", f"{code}, but {known} are supported")
     return GATING.get(code, default)
 
 

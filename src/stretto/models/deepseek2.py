@@ -4,44 +4,35 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stretto.models.common import (
-    MAX_HEAD_SIZE,
-    Keys,
-    decoder,
-    dense_first,
-    gating,
-    mixture,
-    refuse_caps,
-    routing,
-    shared_experts,
-)
-from stretto.models.rope import magnitude, read_frequencies
-from stretto.models.spec import Dense, Experts, Latent, ModelSpec, Norm, Rope, plain_layer
-from stretto.weights.gguf import GGUF
+from stretto.models import common
+from stretto.models.common import MAX_HEAD_SIZE, Keys
+from stretto.models.feed_forward import FeedForward
+from stretto.models.rope import magnitude
+from stretto.models.spec import Experts, Latent, ModelSpec, Norm, Rope, plain_layer
 
 
-def read(file: GGUF) -> ModelSpec:
+def read(keys: Keys) -> ModelSpec:
     """The spec of a deepseek2 file."""
-    keys = Keys(file, "deepseek2")
-    refuse_caps(keys)
+    common.refuse_caps(keys)
     keys.refuse("attention.temperature_scale", "a temperature by position")
-    n_layer, dense = keys.n_layer, dense_first(keys)
-    mixer, first = latent(keys), Dense(keys.size("feed_forward_length"))
-    ffn = experts(keys, dense) if dense < n_layer else first
-    return decoder(keys, (plain_layer(mixer, first if i < dense else ffn, keys.eps) for i in range(n_layer)))
+    n_dense, mixer, dense = common.dense_first(keys), latent(keys), common.dense(keys)
+    ffns: list[FeedForward] = [dense] * n_dense
+    if n_dense < keys.n_layer:
+        ffns += [experts(keys, n_dense)] * (keys.n_layer - n_dense)
+    return common.decoder(keys, (plain_layer(mixer, ffn, keys.eps) for ffn in ffns))
 
 
 def latent(keys: Keys) -> Latent:
     """Attention, in either layout: recent files give the sizes of a head under names of their own."""
-    absorbed = f"{keys.arch}.attention.key_length_mla" in keys.file.metadata
+    absorbed = "attention.key_length_mla" in keys
     suffix = "_mla" if absorbed else ""
     size = keys.size(f"attention.key_length{suffix}", most=MAX_HEAD_SIZE)
     rotated = keys.rotated("rope.dimension_count", size - 1)
-    frequencies, factor = read_frequencies(keys, rotated)
+    frequencies, factor = common.read_frequencies(keys, rotated)
     # With a multiplier, YaRN's magnitude is that of all numbers; without, of the rotated ones.
     multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0, 0.0, 10.0)
     all_numbers = magnitude(factor, multiplier)
-    rope = Rope(tuple(frequencies.tolist()), "adjacent", 1.0 if multiplier else magnitude(factor))
+    rope = Rope(frequencies, "adjacent", 1.0 if multiplier else magnitude(factor))
     q_rank = keys.count("attention.q_lora_rank", most=MAX_HEAD_SIZE)
     return Latent(
         n_head=keys.size("attention.head_count"),
@@ -62,8 +53,9 @@ def experts(keys: Keys, first: int) -> Experts:
     """The experts of all layers from `first` on."""
     corrected = keys.has(f"blk.{first}.exp_probs_b.bias")
     # Files that do not say it: those with a correction (GLM's) have sigmoids, those of V2 have not.
-    weights = gating(keys, "sigmoid" if corrected else "softmax")
-    choice = routing(keys, weights, normalize=keys.flag("expert_weights_norm", False), correction=corrected)
+    weights = common.gating(keys, "sigmoid" if corrected else "softmax")
+    normalize = keys.flag("expert_weights_norm", False)
+    choice = common.routing(keys, weights, normalize=normalize, correction=corrected)
     if weights == "softmax":  # V2 takes the groups with the best expert, V3 those with the best two
         choice = replace(choice, group_best=1)
-    return mixture(keys, choice, shared=shared_experts(keys))
+    return common.mixture(keys, choice, shared=common.shared_experts(keys))

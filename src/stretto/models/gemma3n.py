@@ -6,52 +6,30 @@ from dataclasses import replace
 
 import numpy as np
 
-from stretto.errors import ModelError
-from stretto.models.common import Keys, attention, decoder, head_size, qk_norms, windowed
-from stretto.models.rope import plain_frequencies, read_base, read_rope
-from stretto.models.spec import (
-    Attention,
-    Dense,
-    LayerInput,
-    LowRank,
-    ModelSpec,
-    Norm,
-    PerLayer,
-    Rope,
-    Streams,
-    sandwich,
-)
-from stretto.weights.gguf import GGUF
+from stretto.models import common
+from stretto.models.common import Keys
+from stretto.models.parts import LayerInput, LowRank, PerLayer, Streams
+from stretto.models.spec import Attention, Dense, ModelSpec, Norm, sandwich
 
-ARCH = "gemma3n"
 PERIOD = 5  # every fifth layer is global, unless the file says otherwise
-LOCAL_BASE = 10_000.0  # of the rope in windowed layers
 LOGIT_CAP = 30.0
 MAX_STREAMS = 16
 
 
-def read(file: GGUF) -> ModelSpec:
+def read(keys: Keys) -> ModelSpec:
     """The spec of a gemma3n file."""
-    keys = Keys(file, ARCH)
     keys.refuse("expert_count", "a mixture of experts")
     keys.refuse("altup.active_idx", "a layer that computes another stream than the first")
     eps, size = keys.eps, keys.size("embedding_length_per_layer_input")
     streams = Streams(keys.size("altup.num_inputs", most=MAX_STREAMS), Norm("altup_router_norm", eps))
-    low_rank = LowRank(_rank(file), Norm("laurel_post_norm", eps))
-    layers = (
-        replace(
-            sandwich(mixer, Dense(n_ff, "gelu", cutoff=cutoff), eps),
-            low_rank=low_rank,
-            input=LayerInput(size, Norm("post_norm", eps)),
-            streams=streams,
-        )
-        for mixer, n_ff, cutoff in zip(
-            _mixers(keys), keys.sizes("feed_forward_length"), _cutoffs(keys), strict=True
-        )
-    )
-    return decoder(
+    # No key tells the rank of the low-rank residuals.
+    low_rank = LowRank(keys.tensor("blk.0.laurel_l.weight").shape[0], Norm("laurel_post_norm", eps))
+    given = LayerInput(size, Norm("post_norm", eps))
+    parts = zip(_mixers(keys), keys.sizes("feed_forward_length"), _cutoffs(keys), strict=True)
+    plain = (sandwich(mixer, Dense(n_ff, "gelu", cutoff=cutoff), eps) for mixer, n_ff, cutoff in parts)
+    return common.decoder(
         keys,
-        layers,
+        (replace(layer, low_rank=low_rank, input=given, streams=streams) for layer in plain),
         embedding_scale=keys.n_embd**0.5,
         logit_cap=keys.number("final_logit_softcapping", LOGIT_CAP, least=0.0),
         per_layer=PerLayer(size, Norm("per_layer_proj_norm", eps)),
@@ -60,46 +38,27 @@ def read(file: GGUF) -> ModelSpec:
 
 def _mixers(keys: Keys) -> list[Attention]:
     """The attention of each layer; the last ones read K and V of the last layer of their kind before them."""
-    file, size, eps = keys.file, head_size(keys.file, ARCH), keys.eps
-    norms = qk_norms(eps) | {"v_norm": Norm("", eps, weight=False)}
-    wide = attention(keys, read_rope(file, ARCH, size, "halves"), scale=1.0, **norms)
-    base = read_base(file, f"{ARCH}.rope.freq_base_swa", LOCAL_BASE)
-    local = Rope(tuple(plain_frequencies(base, size).tolist()), "halves")
-    near = replace(wide, rope=local, window=keys.size("attention.sliding_window"))
-    narrow = windowed(keys, PERIOD)
+    norms = common.qk_norms(keys.eps) | {"v_norm": Norm("", keys.eps, weight=False)}
+    wide = common.attention(keys, "halves", scale=1.0, **norms)
+    window = keys.size("attention.sliding_window")
+    near = replace(wide, rope=common.read_local_rope(keys), window=window)
+    found = common.alternate(keys, near, wide, PERIOD)
     n_own = keys.n_layer - keys.count("attention.shared_kv_layers")
-    found: list[Attention] = []
-    for i, is_narrow in enumerate(narrow):
-        mixer = near if is_narrow else wide
-        if i >= n_own:
-            sources = [j for j in range(max(n_own, 0)) if narrow[j] == is_narrow]
-            if not sources:
-                raise ModelError(
-                    f"layer {i} has no layer of its kind to share K and V with",
-                    path=file.path,
-                    field=f"{ARCH}.attention.shared_kv_layers",
-                )
-            mixer = replace(mixer, shared=sources[-1])
-        found.append(mixer)
+    last = {mixer.window: i for i, mixer in enumerate(found[: max(n_own, 0)])}
+    for i in range(max(n_own, 0), keys.n_layer):
+        if found[i].window not in last:
+            reason = f"layer {i} has no layer of its kind to share K and V with"
+            raise keys.error("attention.shared_kv_layers", reason)
+        found[i] = replace(found[i], shared=last[found[i].window])
     return found
 
 
 def _cutoffs(keys: Keys) -> list[float | None]:
     """For each layer, how many standard deviations a gate must be above the mean; −∞ for layers without."""
-    key = f"{ARCH}.activation_sparsity_scale"
-    if key not in keys.file.metadata:
+    name = "activation_sparsity_scale"
+    if name not in keys:
         return [None] * keys.n_layer
-    values = np.asarray(keys.file.metadata.array(key), np.float64)
+    values = np.asarray(keys.file.metadata.array(keys.key(name)), np.float64)
     if values.shape != (keys.n_layer,) or np.isnan(values).any() or (values > 100).any():
-        raise ModelError(
-            f"{keys.n_layer} numbers are needed, one for each layer", path=keys.file.path, field=key
-        )
+        raise keys.error(name, f"{keys.n_layer} numbers are needed, one for each layer")
     return [None if value == -np.inf else float(value) for value in values]
-
-
-def _rank(file: GGUF) -> int:
-    """The rank of the low-rank residuals, which no key tells."""
-    name = "blk.0.laurel_l.weight"
-    if name not in file.tensors:
-        raise ModelError("the tensor is missing; is the file complete?", path=file.path, field=name)
-    return file.tensors[name].shape[0]

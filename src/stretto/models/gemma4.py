@@ -6,24 +6,19 @@ its dense feed-forward (26B-A4B).
 
 from __future__ import annotations
 
-from stretto.errors import ModelError
-from stretto.models.common import MAX_HEAD_SIZE, Keys, decoder, mixture, routing
-from stretto.models.rope import plain_frequencies, read_base, read_rope
+from stretto.models import common
+from stretto.models.common import MAX_HEAD_SIZE, Keys
 from stretto.models.spec import Attention, Dense, Experts, Layer, LayerInput, ModelSpec, Norm, PerLayer, Rope
-from stretto.weights.gguf import GGUF
-
-LOCAL_BASE = 10_000.0  # of the rope in windowed layers, where the file does not say it
 
 
-def read(file: GGUF) -> ModelSpec:
+def read(keys: Keys) -> ModelSpec:
     """The spec of a gemma4 file."""
-    keys = Keys(file, "gemma4")
     keys.refuse("attn_logit_softcapping", "a cap on attention scores")
     widths = keys.sizes("feed_forward_length")
     size = keys.count("embedding_length_per_layer_input", most=MAX_HEAD_SIZE)
     given = LayerInput(size, Norm("post_norm", keys.eps)) if size else None
     layers = (layer(keys, i, mixer, Dense(widths[i], "gelu"), given) for i, mixer in enumerate(mixers(keys)))
-    return decoder(
+    return common.decoder(
         keys,
         layers,
         embedding_scale=keys.n_embd**0.5,
@@ -59,11 +54,8 @@ def mixers(keys: Keys) -> list[Attention]:
     for i, near in enumerate(windowed):
         source = None if i < own else last.get(near)
         if heads[i] % kv_heads[i] or (i >= own and (source is None or kv_heads[source] != kv_heads[i])):
-            raise ModelError(
-                f"layer {i} has {heads[i]} heads, which cannot share {kv_heads[i]} K/V heads of its own kind",
-                path=keys.file.path,
-                field=f"{keys.arch}.attention.head_count_kv",
-            )
+            reason = f"{heads[i]} heads, which cannot share {kv_heads[i]} K/V heads of its own kind"
+            raise keys.error("attention.head_count_kv", f"layer {i} has {reason}")
         found.append(
             Attention(
                 heads[i],
@@ -86,31 +78,24 @@ def size(keys: Keys, near: bool) -> int:
     """The size of a head in windowed or in global layers."""
     suffix = "_swa" if near else ""
     found = keys.size(f"attention.key_length{suffix}", most=MAX_HEAD_SIZE)
-    if keys.size(f"attention.value_length{suffix}", found) != found:
-        raise ModelError(
-            "keys and values of different sizes are not supported",
-            path=keys.file.path,
-            field=f"{keys.arch}.attention.value_length{suffix}",
-        )
-    return found
+    return common.check_head_size(keys, found, suffix)
 
 
 def rope(keys: Keys, near: bool) -> Rope:
     """The rope of windowed or of global layers. The file stores divisors for the latter, as in Llama 3."""
+    of_head = size(keys, near)
     if not near:
-        return read_rope(keys.file, keys.arch, size(keys, near), "halves")
-    rotated = keys.rotated("rope.dimension_count_swa", size(keys, near), default=size(keys, near))
-    base = read_base(keys.file, f"{keys.arch}.rope.freq_base_swa", LOCAL_BASE)
-    return Rope(tuple(plain_frequencies(base, rotated).tolist()), "halves")
+        return common.read_rope(keys, "halves", of_head)
+    return common.read_local_rope(keys, keys.rotated("rope.dimension_count_swa", of_head, default=of_head))
 
 
 def experts(keys: Keys, i: int, dense: Dense) -> Experts:
     """The experts of layer i beside its dense feed-forward, each between norms of its own."""
     eps = keys.eps
     router = Norm("ffn_gate_inp.scale", eps, bare=True)
-    return mixture(
+    return common.mixture(
         keys,
-        routing(keys, norm=router, score_scale=keys.n_embd**-0.5),
+        common.routing(keys, norm=router, score_scale=keys.n_embd**-0.5),
         activation="gelu",
         output_scale=keys.has(f"blk.{i}.ffn_down_exps.scale"),
         fused=keys.has(f"blk.{i}.ffn_gate_up_exps.weight"),

@@ -5,12 +5,8 @@ from __future__ import annotations
 from stretto.models import gemma3
 from stretto.models.common import Keys, both_sides
 from stretto.models.spec import ModelSpec
-from stretto.weights.gguf import GGUF
-
-ARCHITECTURE = "gemma-embedding"
 
 
-def read(file: GGUF) -> ModelSpec:
+def read(keys: Keys) -> ModelSpec:
     """The spec of a gemma-embedding file."""
-    keys = Keys(file, ARCHITECTURE)
     return gemma3.read_layers(keys, both_sides(keys), causal=False)

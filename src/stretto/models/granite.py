@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
-from stretto.models.common import Keys, attention, attention_biases, decoder, head_size, refuse_experts
-from stretto.models.rope import read_rope
-from stretto.models.spec import Dense, Layer, ModelSpec, Norm
-from stretto.weights.gguf import GGUF
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from stretto.models.common import (
+    Keys,
+    Pairs,
+    attention,
+    attention_biases,
+    decoder,
+    dense,
+    head_size,
+    refuse_experts,
+)
+from stretto.models.spec import Attention, Layer, ModelSpec, plain_layer
 
 
-def read(file: GGUF) -> ModelSpec:
+def read(keys: Keys) -> ModelSpec:
     """The spec of a granite file."""
-    keys = Keys(file, "granite")
     refuse_experts(keys)
-    size, eps = head_size(file, "granite"), keys.eps
+    mixer = scaled_attention(keys, **attention_biases(keys))
+    layer = plain_layer(mixer, dense(keys, bias=keys.has("blk.0.ffn_up.bias")), keys.eps)
+    return scaled_decoder(keys, (layer,) * keys.n_layer)
+
+
+def scaled_attention(keys: Keys, **pieces: Any) -> Attention:
+    """Granite's attention, with a scale of its own; `pieces` are the fields that differ."""
     # The key is named for something else, but in these files it says whether there is a rope at all.
-    has_rope = keys.flag("rope.scaling.finetuned", True)
-    mixer = attention(
-        keys,
-        read_rope(file, "granite", size, "adjacent") if has_rope else None,
-        scale=keys.number("attention.scale", 0.0) or size**-0.5,
-        **attention_biases(keys),
-    )
-    layer = Layer(
-        mixer,
-        Dense(keys.size("feed_forward_length"), bias=keys.has("blk.0.ffn_up.bias")),
-        Norm("attn_norm", eps),
-        Norm("ffn_norm", eps),
-        residual_scale=keys.number("residual_scale", 1.0),
-    )
+    pairs: Pairs | None = "adjacent" if keys.flag("rope.scaling.finetuned", True) else None
+    scale = keys.number("attention.scale", 0.0, 0.0, 1e6) or head_size(keys) ** -0.5
+    return attention(keys, pairs, scale=scale, **pieces)
+
+
+def scaled_decoder(keys: Keys, layers: Iterable[Layer]) -> ModelSpec:
+    """A model of these layers with Granite's multipliers."""
+    residual = keys.number("residual_scale", 1.0, 1e-6, 1e6)
     return decoder(
         keys,
-        (layer,) * keys.n_layer,
-        embedding_scale=keys.number("embedding_scale", 1.0),
-        logit_scale=1.0 / keys.number("logit_scale", 1.0, least=1e-6),
+        (replace(layer, residual_scale=residual) for layer in layers),
+        embedding_scale=keys.number("embedding_scale", 1.0, 1e-6, 1e6),
+        logit_scale=1 / keys.number("logit_scale", 1.0, 1e-6, 1e6),
     )

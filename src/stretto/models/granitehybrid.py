@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from stretto.models.common import Keys, attention, decoder, head_size, mixture, shared_expert
+from stretto.models.common import Keys, attention_biases, mixture, shared_expert
+from stretto.models.granite import scaled_attention, scaled_decoder
 from stretto.models.hybrids import mamba2
-from stretto.models.rope import read_rope
+from stretto.models.mixers import Mixer
 from stretto.models.spec import Dense, Experts, ModelSpec, plain_layer
-from stretto.weights.gguf import GGUF
 
 
-def read(file: GGUF) -> ModelSpec:
+def read(keys: Keys) -> ModelSpec:
     """The spec of a granitehybrid file."""
-    keys = Keys(file, "granitehybrid")
-    size = head_size(file, "granitehybrid")
-    # Here the key says whether there is a rope at all.
-    has_rope = keys.flag("rope.scaling.finetuned", True)
-    rope = read_rope(file, "granitehybrid", size, "adjacent") if has_rope else None
-    scale = keys.number("attention.scale", 0.0, 0.0, 1e6) or size**-0.5
-    mamba, ffn, layers = mamba2(keys, norm=True, conv_bias=True), _feed_forward(keys), []
-    for i, n_kv_head in enumerate(keys.sizes("attention.head_count_kv", least=0)):
-        if n_kv_head:
-            biases = {
-                "bias": keys.has(f"blk.{i}.attn_q.bias"),
-                "output_bias": keys.has(f"blk.{i}.attn_output.bias"),
-            }
-            mixer = attention(keys, rope, n_kv_head=n_kv_head, scale=scale, **biases)
-            layers.append(plain_layer(mixer, ffn, keys.eps))
-        else:
-            layers.append(plain_layer(mamba, ffn, keys.eps))
-    residual = keys.number("residual_scale", 1.0, 1e-6, 1e6)
-    return decoder(
-        keys,
-        (replace(layer, residual_scale=residual) for layer in layers),
-        embedding_scale=keys.number("embedding_scale", 1.0, 1e-6, 1e6),
-        logit_scale=1 / keys.number("logit_scale", 1.0, 1e-6, 1e6),
-    )
+    mamba, ffn = mamba2(keys, norm=True, conv_bias=True), _feed_forward(keys)
+    mixers: list[Mixer] = [
+        scaled_attention(keys, n_kv_head=n_kv_head, **attention_biases(keys, i)) if n_kv_head else mamba
+        for i, n_kv_head in enumerate(keys.sizes("attention.head_count_kv", least=0))
+    ]
+    return scaled_decoder(keys, [plain_layer(mixer, ffn, keys.eps) for mixer in mixers])
 
 
 def _feed_forward(keys: Keys) -> Dense | Experts:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from stretto.models.common import Keys, attention, head_size, plain_decoder, qk_norms
-from stretto.models.rope import read_rope
+from stretto.models.common import Keys, attention, plain_decoder, qk_norms
 from stretto.models.spec import ModelSpec
-from stretto.weights.gguf import GGUF
 
 
-def read(file: GGUF) -> ModelSpec:
+def read(keys: Keys) -> ModelSpec:
     """The spec of a hunyuan-dense file."""
-    keys = Keys(file, "hunyuan-dense")
-    rope = read_rope(file, "hunyuan-dense", head_size(file, "hunyuan-dense"), "halves")
-    return plain_decoder(keys, attention(keys, rope, norm_after_rope=True, **qk_norms(keys.eps)))
+    return plain_decoder(keys, attention(keys, "halves", norm_after_rope=True, **qk_norms(keys.eps)))

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from stretto.errors import ModelError
 from stretto.models.common import (
     MAX_HEAD_SIZE,
     Keys,
     attention,
     decoder,
-    head_size,
     mixture,
     qk_norms,
+    read_rope,
     shared_expert,
 )
-from stretto.models.rope import read_rope
-from stretto.models.spec import (
-    Attention,
-    DeltaNet,
-    Dense,
-    Experts,
-    Layer,
-    Mamba2,
-    ModelSpec,
-    Norm,
-    Rope,
-)
+from stretto.models.spec import Attention, DeltaNet, Dense, Experts, Layer, Mamba2, ModelSpec, Norm
 
 MAX_HEADS = 1 << 16
 MAX_KERNEL = 16  # tokens of a convolution; models have 3 or 4
@@ -36,18 +25,14 @@ def kernel(keys: Keys, name: str) -> int:
     """The number of tokens that a convolution sees, at least 2."""
     size = keys.size(name, most=MAX_KERNEL)
     if size < 2:
-        raise ModelError(f"a convolution over {size} token", path=keys.file.path, field=f"{keys.arch}.{name}")
+        raise keys.error(name, f"a convolution over {size} token")
     return size
 
 
 def _divided(keys: Keys, name: str, count: int, shares: int, what: str) -> int:
     """count / shares, which must be whole."""
     if count % shares:
-        raise ModelError(
-            f"{count} {what} cannot be divided by {shares}",
-            path=keys.file.path,
-            field=f"{keys.arch}.{name}",
-        )
+        raise keys.error(name, f"{count} {what} cannot be divided by {shares}")
     return count // shares
 
 
@@ -88,14 +73,14 @@ def delta_net(keys: Keys, tiled: bool, fused: bool) -> DeltaNet:
 
 def gated_attention(keys: Keys, axes: Callable[[int], tuple[int, ...]] | None = None) -> Attention:
     """Attention with a gate, and norms on each head's query and key; `axes(pairs)` are its rope's."""
-    plain = read_rope(keys.file, keys.arch, head_size(keys.file, keys.arch), "halves")
-    rope = Rope(plain.frequencies, plain.pairs, plain.magnitude, axes and axes(len(plain.frequencies)))
+    rope = read_rope(keys, "halves")
+    rope = replace(rope, axes=axes and axes(len(rope.frequencies)), by_length=None)
     return attention(keys, rope, gate=True, **qk_norms(keys.eps))
 
 
 def every_so_many(keys: Keys, net: DeltaNet, attends: Attention, ffn: Dense | Experts) -> ModelSpec:
     """A model of delta nets in which some layers attend: as the file says, or every fourth."""
-    if f"{keys.arch}.attention.recurrent_layers" in keys.file.metadata:
+    if "attention.recurrent_layers" in keys:
         nets = keys.flags("attention.recurrent_layers")
     else:
         period = keys.size("full_attention_interval", 4)

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stretto.models.common import Keys, attention, decoder, head_size, qk_norms, refuse_experts
+from stretto.models.common import Keys, attention, decoder, dense, qk_norms, read_rope, refuse_experts
+from stretto.models.feed_forward import FeedForward
 from stretto.models.hybrids import kernel
-from stretto.models.rope import read_rope
-from stretto.models.spec import Convolution, Dense, Experts, ModelSpec, Norm, plain_layer
-from stretto.weights.gguf import GGUF
+from stretto.models.spec import Convolution, ModelSpec, Norm, plain_layer
 
 
-def read(file: GGUF) -> ModelSpec:
+def read(keys: Keys) -> ModelSpec:
     """The spec of an lfm2 file."""
-    keys = Keys(file, "lfm2")
     refuse_experts(keys)
-    return convolutions(keys, [Dense(keys.size("feed_forward_length"))] * keys.n_layer)
+    return convolutions(keys, [dense(keys)] * keys.n_layer)
 
 
-def convolutions(keys: Keys, ffns: Iterable[Dense | Experts]) -> ModelSpec:
+def convolutions(keys: Keys, ffns: Iterable[FeedForward]) -> ModelSpec:
     """A model of convolutions, which attends in layers with K/V heads."""
     keys.refuse("attention.sliding_window", "a window")
-    rope = read_rope(keys.file, keys.arch, head_size(keys.file, keys.arch), "halves")
+    rope, norms = read_rope(keys, "halves"), qk_norms(keys.eps)
     convolution = Convolution(keys.n_embd, kernel(keys, "shortconv.l_cache"))
     heads = keys.sizes("attention.head_count_kv", least=0)
-    layers = (
-        plain_layer(
-            attention(keys, rope, n_kv_head=n, **qk_norms(keys.eps)) if n else convolution, ffn, keys.eps
-        )
-        for n, ffn in zip(heads, ffns, strict=True)
-    )
+    mixers = (attention(keys, rope, n_kv_head=n, **norms) if n else convolution for n in heads)
+    layers = (plain_layer(mixer, ffn, keys.eps) for mixer, ffn in zip(mixers, ffns, strict=True))
     # The norm before the output has the name of one after the embedding.
     return decoder(keys, layers, output_norm=Norm("token_embd_norm", keys.eps))

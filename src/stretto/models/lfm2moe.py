@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from stretto.models.common import Keys, dense_first, gating, mixture, routing
+from stretto.models.common import Keys, dense, dense_first, gating, mixture, routing
 from stretto.models.lfm2 import convolutions
-from stretto.models.spec import Dense, ModelSpec
-from stretto.weights.gguf import GGUF
+from stretto.models.spec import ModelSpec
 
 
-def read(file: GGUF) -> ModelSpec:
+def read(keys: Keys) -> ModelSpec:
     """The spec of an lfm2moe file."""
-    keys = Keys(file, "lfm2moe")
-    first, dense = dense_first(keys), Dense(keys.size("feed_forward_length"))
+    first = dense_first(keys)
     experts = mixture(keys, routing(keys, gating(keys, "sigmoid"), correction=True))
-    return convolutions(keys, [dense] * first + [experts] * (keys.n_layer - first))
+    return convolutions(keys, [dense(keys)] * first + [experts] * (keys.n_layer - first))

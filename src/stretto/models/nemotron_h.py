@@ -5,26 +5,22 @@ from __future__ import annotations
 from stretto.models.common import LAYER_EPSILON, Keys, attention, decoder, mixture, routing
 from stretto.models.hybrids import mamba2
 from stretto.models.spec import Dense, Experts, Layer, ModelSpec, Norm
-from stretto.weights.gguf import GGUF
 
 
-def read(file: GGUF) -> ModelSpec:
+def read(keys: Keys) -> ModelSpec:
     """The spec of a nemotron_h file."""
-    keys = Keys(file, "nemotron_h")
     keys.refuse("expert_count", "a mixture of experts")
     widths = keys.sizes("feed_forward_length", least=0)
-    return _one_part_each(
-        keys,
-        [
-            Dense(n, "relu2", gated=False, bias=keys.has(f"blk.{i}.ffn_up.bias")) if n else None
-            for i, n in enumerate(widths)
-        ],
-    )
+    biases = (keys.has(f"blk.{i}.ffn_up.bias") for i in range(keys.n_layer))
+    ffns = [
+        Dense(n, "relu2", gated=False, bias=bias) if n else None
+        for n, bias in zip(widths, biases, strict=True)
+    ]
+    return _one_part_each(keys, ffns)
 
 
-def read_moe(file: GGUF) -> ModelSpec:
+def read_moe(keys: Keys) -> ModelSpec:
     """The spec of a nemotron_h_moe file (Nemotron 3): experts in place of the feed-forwards."""
-    keys = Keys(file, "nemotron_h_moe")
     keys.refuse("moe_latent_size", "a compression before the experts")
     choice = routing(keys, "sigmoid", normalize=keys.flag("expert_weights_norm", False), correction=True)
     width = keys.size("expert_shared_feed_forward_length")
@@ -39,7 +35,7 @@ def _one_part_each(keys: Keys, ffns: list[Dense | None] | list[Experts | None]) 
     llama.cpp's converter gives its RMS norms the epsilon of layer norms alone where a configuration has only
     `layer_norm_epsilon`, as those of transformers.
     """
-    if f"{keys.arch}.{keys.rms_epsilon}" not in keys.file.metadata:
+    if keys.rms_epsilon not in keys:
         keys.rms_epsilon = LAYER_EPSILON
     norm, mamba, layers = Norm("attn_norm", keys.eps), mamba2(keys, norm=True, conv_bias=True), []
     for ffn, n_kv_head in zip(ffns, keys.sizes("attention.head_count_kv", least=0), strict=True):

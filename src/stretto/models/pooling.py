@@ -9,7 +9,6 @@ from stretto.models.common import Keys
 from stretto.models.mixers import Attention
 from stretto.models.parts import Head, Pooling, Projection
 from stretto.models.spec import Layer, ModelSpec, Norm
-from stretto.weights.gguf import GGUF
 
 NONE, MEAN, CLS, LAST, RANK = range(5)  # codes of pooling_type
 POOLINGS: dict[int, Pooling] = {MEAN: "mean", CLS: "cls", LAST: "last"}
@@ -17,9 +16,8 @@ DENSE = "dense_2", "dense_3"  # matrices behind the pooling, as sentence-transfo
 MAX_LABELS = 1 << 20
 
 
-def with_heads(file: GGUF, spec: ModelSpec) -> ModelSpec:
+def add_heads(keys: Keys, spec: ModelSpec) -> ModelSpec:
     """The spec with the heads of the file, and attention in both directions where the file says so."""
-    keys = Keys(file, spec.architecture)
     if spec.causal and not keys.flag("attention.causal", True):
         spec = replace(spec, layers=tuple(map(_two_way, spec.layers)))
     code = keys.count("pooling_type", NONE, most=RANK)
@@ -66,10 +64,10 @@ def _classifier(keys: Keys, spec: ModelSpec, pooling: Pooling) -> Head | None:
         parts.append(replace(hidden, activation="tanh"))
     if output is not None:
         parts.append(output)
-    key = f"{keys.arch}.classifier.output_labels"
-    labels = tuple(map(str, keys.file.metadata.strings(key))) if key in keys.file.metadata else ()
+    key = "classifier.output_labels"
+    labels = tuple(map(str, keys.file.metadata.strings(keys.key(key)))) if key in keys else ()
     if labels and len(labels) != parts[-1].rows:
-        raise ModelError(f"{len(labels)} labels for {parts[-1].rows} scores", path=keys.file.path, field=key)
+        raise keys.error(key, f"{len(labels)} labels for {parts[-1].rows} scores")
     return Head("mean" if modern else pooling, tuple(parts), labels, softmax=spec.causal)
 
 
@@ -78,9 +76,6 @@ def _projection(keys: Keys, name: str, columns: int) -> Projection | None:
     if tensor is None:
         return None
     if len(tensor.shape) != 2 or tensor.shape[1] != columns or not 1 <= tensor.shape[0] <= MAX_LABELS:
-        raise ModelError(
-            f"the shape is {tensor.shape}; rows of {columns} numbers are needed",
-            path=keys.file.path,
-            field=f"tensor {name + '.weight'!r}",
-        )
+        reason = f"the shape is {tensor.shape}; rows of {columns} numbers are needed"
+        raise ModelError(reason, path=keys.file.path, field=f"tensor {tensor.name!r}")
     return Projection(name, tensor.shape[0], columns, bias=keys.has(f"{name}.bias"))

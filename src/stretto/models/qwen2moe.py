@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from stretto.models.common import (
-    Keys,
-    attention,
-    decoder,
-    head_size,
-    mixture,
-    refuse_caps,
-    routing,
-    shared_expert,
-)
-from stretto.models.rope import read_rope
-from stretto.models.spec import ModelSpec, plain_layer
-from stretto.weights.gguf import GGUF
+from stretto.models import common
+from stretto.models.common import Keys
+from stretto.models.spec import ModelSpec
 
 
-def read(file: GGUF) -> ModelSpec:
+def read(keys: Keys) -> ModelSpec:
     """The spec of a qwen2moe file."""
-    keys = Keys(file, "qwen2moe")
-    refuse_caps(keys)
-    rope = read_rope(file, "qwen2moe", head_size(file, "qwen2moe"), "halves")
-    shared = keys.size("expert_shared_feed_forward_length", keys.size("feed_forward_length"))
-    choice = routing(keys, normalize=keys.flag("expert_weights_norm", False))
-    ffn = mixture(keys, choice, shared=shared_expert(shared), shared_gate=True)
-    layer = plain_layer(attention(keys, rope, bias=True), ffn, keys.eps)
-    return decoder(keys, (layer,) * keys.n_layer)
+    common.refuse_caps(keys)
+    n_shared = keys.size("expert_shared_feed_forward_length", keys.size("feed_forward_length"))
+    choice = common.routing(keys, normalize=keys.flag("expert_weights_norm", False))
+    ffn = common.mixture(keys, choice, shared=common.shared_expert(n_shared), shared_gate=True)
+    return common.uniform_decoder(keys, common.attention(keys, "halves", bias=True), ffn)

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from stretto.errors import ModelError
-from stretto.models.common import Keys, refuse_experts
+from stretto.models.common import Keys, dense, refuse_experts
 from stretto.models.hybrids import delta_net, every_so_many, gated_attention
-from stretto.models.spec import Attention, Dense, ModelSpec
-from stretto.weights.gguf import GGUF
+from stretto.models.spec import Attention, ModelSpec
 
 
-def read(file: GGUF) -> ModelSpec:
+def read(keys: Keys) -> ModelSpec:
     """The spec of a qwen35 file."""
-    keys = Keys(file, "qwen35")
     refuse_experts(keys)
     net = delta_net(keys, tiled=True, fused=False)
-    return every_so_many(keys, net, attends(keys), Dense(keys.size("feed_forward_length")))
+    return every_so_many(keys, net, attends(keys), dense(keys))
 
 
 def attends(keys: Keys) -> Attention:
     """The attention of Qwen 3.5."""
-    key = f"{keys.arch}.rope.dimension_sections"
-    sections = keys.file.metadata.array(key).tolist()
-    if len(sections) < 3 or not all(type(n) is int and 0 <= n <= 1 << 16 for n in sections):
-        raise ModelError(
-            f"{sections}; a count of pairs for each axis is needed", path=keys.file.path, field=key
-        )
-    return gated_attention(keys, lambda pairs: interleaved(sections, pairs))
+    return gated_attention(keys, lambda pairs: read_axes(keys, pairs))
+
+
+def read_axes(keys: Keys, pairs: int) -> tuple[int, ...]:
+    """The axis of each pair, from the number of pairs that the file gives each axis."""
+    sections = keys.file.metadata.array(keys.key("rope.dimension_sections")).tolist()
+    if not 3 <= len(sections) <= 4 or not all(type(n) is int and 0 <= n <= pairs for n in sections):
+        counts = f"counts of at most {pairs} pairs for time, row and column are needed"
+        raise keys.error("rope.dimension_sections", f"{sections}; {counts}")
+    return interleaved(sections, pairs)
 
 
 def interleaved(sections: list[int], pairs: int) -> tuple[int, ...]:

@@ -6,11 +6,9 @@ from stretto.models.common import Keys
 from stretto.models.hybrids import delta_net, every_so_many, gated_experts
 from stretto.models.qwen35 import attends
 from stretto.models.spec import ModelSpec
-from stretto.weights.gguf import GGUF
 
 
-def read(file: GGUF) -> ModelSpec:
+def read(keys: Keys) -> ModelSpec:
     """The spec of a qwen35moe file."""
-    keys = Keys(file, "qwen35moe")
     net = delta_net(keys, tiled=True, fused=False)
     return every_so_many(keys, net, attends(keys), gated_experts(keys))

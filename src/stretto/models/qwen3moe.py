@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from stretto.models.common import Keys, attention, decoder, head_size, mixture, qk_norms, refuse_caps, routing
-from stretto.models.rope import read_rope
-from stretto.models.spec import ModelSpec, plain_layer
-from stretto.weights.gguf import GGUF
+from stretto.models.common import Keys, attention, mixture, qk_norms, refuse_caps, routing, uniform_decoder
+from stretto.models.feed_forward import Experts
+from stretto.models.spec import ModelSpec
 
 
-def read(file: GGUF) -> ModelSpec:
+def read(keys: Keys) -> ModelSpec:
     """The spec of a qwen3moe file."""
-    keys = Keys(file, "qwen3moe")
+    return uniform_decoder(keys, attention(keys, "halves", **qk_norms(keys.eps)), read_experts(keys))
+
+
+def read_experts(keys: Keys) -> Experts:
+    """The experts of all layers."""
     refuse_caps(keys)
-    rope = read_rope(file, "qwen3moe", head_size(file, "qwen3moe"), "halves")
-    ffn = mixture(keys, routing(keys, normalize=keys.flag("expert_weights_norm", True)))
-    layer = plain_layer(attention(keys, rope, **qk_norms(keys.eps)), ffn, keys.eps)
-    return decoder(keys, (layer,) * keys.n_layer)
+    return mixture(keys, routing(keys, normalize=keys.flag("expert_weights_norm", True)))

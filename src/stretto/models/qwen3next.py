@@ -6,17 +6,13 @@ from stretto.errors import ModelError
 from stretto.models.common import Keys
 from stretto.models.hybrids import delta_net, every_so_many, gated_attention, gated_experts
 from stretto.models.spec import ModelSpec
-from stretto.weights.gguf import GGUF
 
 
-def read(file: GGUF) -> ModelSpec:
+def read(keys: Keys) -> ModelSpec:
     """The spec of a qwen3next file."""
-    keys = Keys(file, "qwen3next")
-    if keys.has("blk.0.ssm_in.weight"):
-        raise ModelError(
-            "the projections of its delta nets are one tensor; convert the model with a newer converter",
-            path=file.path,
-            field="blk.0.ssm_in.weight",
-        )
+    tensor = "blk.0.ssm_in.weight"
+    if keys.has(tensor):
+        reason = "the projections of its delta nets are one tensor; convert the model with a newer converter"
+        raise ModelError(reason, path=keys.file.path, field=tensor)
     net = delta_net(keys, tiled=False, fused=True)
     return every_so_many(keys, net, gated_attention(keys), gated_experts(keys))

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from stretto.models.common import Keys, attention, attention_biases, decoder, head_size, refuse_experts
-from stretto.models.rope import read_rope
-from stretto.models.spec import Dense, Layer, ModelSpec, Norm
-from stretto.weights.gguf import GGUF
+from stretto.models.common import Keys, attention, attention_biases, decoder, dense, refuse_experts
+from stretto.models.spec import Layer, ModelSpec, Norm
 
 
-def read(file: GGUF) -> ModelSpec:
+def read(keys: Keys) -> ModelSpec:
     """The spec of a seed_oss file."""
-    keys = Keys(file, "seed_oss")
     refuse_experts(keys)
-    mixer = attention(
-        keys,
-        read_rope(file, "seed_oss", head_size(file, "seed_oss"), "halves"),
-        **attention_biases(keys),
-    )
-    ffn, eps = Dense(keys.size("feed_forward_length")), keys.eps
-    layer = Layer(mixer, ffn, Norm("attn_norm", eps), Norm("post_attention_norm", eps))
-    return decoder(keys, (layer,) * keys.n_layer)
+    mixer = attention(keys, "halves", **attention_biases(keys))
+    norms = Norm("attn_norm", keys.eps), Norm("post_attention_norm", keys.eps)
+    return decoder(keys, (Layer(mixer, dense(keys), *norms),) * keys.n_layer)

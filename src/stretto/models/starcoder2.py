@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from stretto.models.common import (
-    Keys,
-    attention,
-    attention_biases,
-    decoder,
-    head_size,
-    refuse_experts,
-    with_windows,
-)
-from stretto.models.rope import read_rope
-from stretto.models.spec import Dense, Layer, ModelSpec, Norm
-from stretto.weights.gguf import GGUF
+from stretto.models import common
+from stretto.models.common import Keys
+from stretto.models.spec import Layer, ModelSpec, Norm
 
 
-def read(file: GGUF) -> ModelSpec:
+def read(keys: Keys) -> ModelSpec:
     """The spec of a starcoder2 file."""
-    keys = Keys(file, "starcoder2")
-    refuse_experts(keys)
-    mixer = attention(
-        keys,
-        read_rope(file, "starcoder2", head_size(file, "starcoder2"), "halves"),
-        **attention_biases(keys),
-    )
-    ffn = Dense(keys.size("feed_forward_length"), "gelu", gated=False, bias=keys.has("blk.0.ffn_up.bias"))
+    common.refuse_experts(keys)
+    mixer = common.attention(keys, "halves", **common.attention_biases(keys))
+    ffn = common.dense(keys, activation="gelu", gated=False, bias=keys.has("blk.0.ffn_up.bias"))
 
     def norm(name: str) -> Norm:
         return Norm(name, keys.layer_eps, "layer", bias=True)
 
     layer = Layer(mixer, ffn, norm("attn_norm"), norm("ffn_norm"))
-    return with_windows(keys, decoder(keys, (layer,) * keys.n_layer, output_norm=norm("output_norm")))
+    spec = common.decoder(keys, (layer,) * keys.n_layer, output_norm=norm("output_norm"))
+    return common.add_windows(keys, spec)
