@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import stretto
+from stretto.backends import onnx_session
 from stretto.backends.onnx_session import available_devices
 from stretto.errors import InvalidRequest, ModelError, Unsupported
 from stretto.loading.open import survey
@@ -234,9 +235,12 @@ def test_options_that_an_export_has_decided_are_unsupported():
         stretto.load(DATA / "llama", device="abacus")
 
 
-def test_gguf_files_are_not_for_this_backend(tmp_path):
+@pytest.mark.parametrize("devices", ["those here", "all"])
+def test_gguf_files_are_not_for_this_backend(devices, monkeypatch):
     from tiny_models import tiny_file
 
+    if devices == "all":  # which would be compared
+        monkeypatch.setattr(onnx_session, "missing", lambda device: "")
     with pytest.raises(Unsupported, match="stretto export onnx"):
         stretto.load(tiny_file("llama").path, backend="onnx")
 

@@ -196,6 +196,9 @@ def gguf_candidates(
     `problem` is why Stretto's own readers cannot run it, where that is so; `spec` is a bare one then.
     """
     asked = list(pairs)
+    for entry, _ in asked:
+        if "gguf" not in entry.files:
+            entry.open(file, spec, setup)  # raises, and says what to do instead
     known = {(entry.name, device) for entry, device in asked}
     others = [
         (entry, device)
