@@ -6,7 +6,7 @@ from reference.markdown import MADE, plain, table
 from stretto.backends.registry import BUILT_IN
 from stretto.models import ARCHITECTURES
 from stretto.quantize import MIXES
-from stretto.tools import formats as calls
+from stretto.tools import format as calls
 from stretto.vision.families import FAMILIES
 from stretto.weights.folders import KINDS
 from stretto.weights.formats import READABLE, WRITABLE, Format

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, param_error, wrong_value
 from stretto.structured.checks import check_schema
 from stretto.structured.rewrite import close_objects
 
@@ -36,8 +36,8 @@ def describe_function(function: Callable[..., Any], where: str = "tools") -> dic
         schema = TypeAdapter(signature).json_schema()
     except (PydanticUserError, NameError, TypeError) as error:
         reason = str(error).splitlines()[0]
-        raise InvalidRequest(
-            f"{where}: the types of {name} have no JSON schema ({reason}); describe it by a dict", param=where
+        raise param_error(
+            where, f"the types of {name} have no JSON schema ({reason}); describe it by a dict"
         ) from None
     return {
         "name": name,
@@ -50,10 +50,10 @@ def _check_parameters(function: Callable[..., Any], name: str, where: str) -> No
     """Raise unless all parameters can be given by name, as a call gives them."""
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise InvalidRequest(
-                f"{where}: {name} has the parameter {str(parameter)!r}; calls give arguments by name, "
+            raise param_error(
+                where,
+                f"{name} has the parameter {str(parameter)!r}; calls give arguments by name, "
                 "so name each of them, or describe the function by a dict",
-                param=where,
             )
 
 
@@ -93,11 +93,7 @@ class Tool:
 def check_tools(tools: Tools) -> list[Tool]:
     """The tools of a request; `InvalidRequest` names the one that is wrong."""
     if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
-        raise InvalidRequest(
-            f"tools must be a list of functions or descriptions, not {tools!r:.100}",
-            param="tools",
-            value=tools,
-        )
+        raise wrong_value("tools", tools, "a list of functions or descriptions")
     if not 1 <= len(tools) <= MAX_TOOLS:
         raise InvalidRequest(f"tools has {len(tools)} entries; there may be 1 to {MAX_TOOLS}", param="tools")
     checked = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
@@ -137,9 +133,7 @@ def check_choice(choice: Choice | None, tools: list[Tool]) -> tuple[str, list[To
 def _tool(tool: Any, where: str) -> Tool:
     if not isinstance(tool, Mapping):
         if not callable(tool):
-            raise InvalidRequest(
-                f"{where} must be a function or a dict, not {tool!r:.100}", param=where, value=tool
-            )
+            raise wrong_value(where, tool, "a function or a dict")
         tool = describe_function(tool, where)
     kind = tool.get("type", "function")
     if kind != "function":

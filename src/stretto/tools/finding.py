@@ -14,8 +14,18 @@ from stretto.errors import InvalidRequest
 from stretto.text.reasoning import find_format
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
-from stretto.tools.format import ID, CallFormat, bind, marked, shared_prefix, special_marks, with_marks
-from stretto.tools.formats import AFTER_LEARNING, DECLARED, GENERIC
+from stretto.tools.format import (
+    AFTER_LEARNING,
+    DECLARED,
+    GENERIC,
+    ID,
+    CallFormat,
+    bind,
+    marked,
+    shared_prefix,
+    special_marks,
+    with_marks,
+)
 
 # The format of a chat template's tool calls, learned by rendering some.
 #

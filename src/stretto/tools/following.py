@@ -15,7 +15,7 @@ from stretto.errors import InvalidRequest
 from stretto.text.reasoning import ANSWER, REASONING, START, Format, Splitter, State
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.check import Tool
-from stretto.tools.format import MARKS, CallFormat, changed, is_mark, texts_of
+from stretto.tools.format import MARKS, CallFormat, changed, is_mark, texts_of, with_marks
 from stretto.tools.json_reading import Malformed, Source, Steps, overlap, quoted
 from stretto.tools.parsing import CallParser, call_of
 
@@ -55,9 +55,7 @@ class Marks:
 
     def marked(self, text: str) -> str:
         """A text with its special tokens as marks; of those that overlap, the longer."""
-        for special in sorted((one for one in self._spelled if one in text), key=len, reverse=True):
-            text = text.replace(special, self._spelled[special])
-        return text
+        return with_marks(text, self._spelled)
 
     def spelled(self, text: str) -> str:
         """A text with its marks spelled out."""
@@ -184,6 +182,10 @@ class CallFollower:
     def push(self, token: int) -> list[Event]:
         """Add a token; return what can be told now."""
         return self.push_text(self._text.push(token))
+
+    def push_all(self, tokens: Iterable[int]) -> list[Event]:
+        """Add all tokens of an answer; return all that can be told."""
+        return [*(event for token in tokens for event in self.push(token)), *self.end()]
 
     def push_text(self, text: str) -> list[Event]:
         """As `push`, for text with marks."""
@@ -412,11 +414,7 @@ class CallReader:
 
     def read(self, tokens: list[int]) -> tuple[str, tuple[ToolCall, ...]]:
         """The text without the calls, and the calls."""
-        follower = self.follow()
-        events: list[Event] = []
-        for token in tokens:
-            events += follower.push(token)
-        return _collected([*events, *follower.end()])
+        return _collected(self.follow().push_all(tokens))
 
     def read_open(self, tokens: list[int]) -> tuple[str, tuple[ToolCall, ...]]:
         """The reasoning and the calls of an answer that never closes its reasoning.
@@ -425,10 +423,7 @@ class CallReader:
         """
         follower = self.follow()
         follower.answer()
-        events: list[Event] = []
-        for token in tokens:
-            events += follower.push(token)
-        events += follower.end()
+        events = follower.push_all(tokens)
         last = max((i for i, event in enumerate(events) if event.call is not None), default=-1)
         if last < 0 or "".join(event.text for event in events[last:]).strip():
             return "", ()

@@ -10,10 +10,12 @@ Unicode has left empty: text cannot forge them.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 from stretto.text.tokenizer import Tokenizer
@@ -207,3 +209,30 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
 def _names(value: CallFormat | Tagged | Literals | Elements) -> list[str]:
     """The fields that are text in answers; the others describe the format."""
     return [field.name for field in fields(value) if field.name not in _DESCRIPTIVE]
+
+
+# The formats of known families of models, for templates from which a format cannot be learned: formats.json.
+#
+# A new family is an entry there, with the fields of `CallFormat`; {ID} and {TYPE} stand for `ID` and `TYPE`.
+# Those in `DECLARED` are chosen by the text of the template, in this order; those in `AFTER_LEARNING` where
+# nothing could be learned; `GENERIC` where it has no tools.
+
+_ENCODINGS = {"tags": Tagged, "literals": Literals, "elements": Elements}
+
+
+def _read(value: Any) -> Any:
+    """A value of the file as fields have it: tuples for lists, formats and encodings for objects."""
+    if isinstance(value, str):
+        return value.replace("{ID}", ID).replace("{TYPE}", TYPE)
+    if isinstance(value, list):
+        return tuple(map(_read, value))
+    if not isinstance(value, dict):
+        return value
+    given = {name: _read(one) for name, one in value.items()}
+    return _ENCODINGS.get(given.pop("kind", ""), CallFormat)(**given)
+
+
+_data = json.loads(Path(__file__).with_name("formats.json").read_bytes())
+DECLARED: tuple[CallFormat, ...] = _read(_data["declared"])
+AFTER_LEARNING: tuple[CallFormat, ...] = _read(_data["after_learning"])
+GENERIC: CallFormat = _read(_data["generic"])

@@ -5,10 +5,9 @@ A template's needs are found by rendering short conversations, once for each tem
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -19,8 +18,7 @@ from stretto.errors import StrettoError
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.finding import PROBE, Shown, call_format, in_system
-from stretto.tools.format import ID, CallFormat, Elements, Encoding, Literals, Tagged, spelled
-from stretto.tools.formats import GENERIC
+from stretto.tools.format import GENERIC, ID, CallFormat, Elements, Encoding, Literals, Tagged, spelled
 from stretto.tools.tag_reading import type_name
 
 # Calls written in a format: for templates that leave them out, and to show a model how to call.
@@ -39,7 +37,7 @@ def write_call(layout: CallFormat, call: Call, number: int = 0) -> str:
     """One call."""
     name, arguments, given = call
     if not re.fullmatch(layout.ids, given):
-        short = hashlib.sha256(given.encode()).hexdigest()[:9]
+        short = _short(given)
         given = short if re.fullmatch(layout.ids, short) else str(number)
     text = _write_arguments(layout.encoding, arguments)
     before, between, after = (
@@ -146,7 +144,7 @@ def fit_calls(
 
 def description(layout: CallFormat, tools: Shown) -> str:
     """Tools, and how to call them, for a model whose template shows none."""
-    lines = [json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools]
+    lines = [dumps(tool.get("function", tool)) for tool in tools]
     example = write_call(layout, ("function_name", {"argument_name": "value"}, "000000000"))
     return (
         "You can call these functions, each described by a JSON object with a schema of its parameters:\n"
@@ -226,18 +224,16 @@ def _with_named_ids(messages: Messages, layout: CallFormat) -> Messages:
     """Messages whose ids have the names of the functions, for templates that write the ids alone."""
     names: dict[Any, str] = {}
     found: list[Mapping[str, Any]] = []
+
+    def rename(call: Mapping[str, Any]) -> Mapping[str, Any]:
+        name = str(call.get("function", call).get("name"))
+        given = layout.whole_id.replace("{name}", name).replace(ID, str(len(names)))
+        names[call.get("id", len(names))] = given
+        return {**call, "id": given}
+
     for message in messages:
-        calls = message.get("tool_calls") if isinstance(message, Mapping) else None
-        if isinstance(calls, (list, tuple)):
-            renamed = []
-            for call in calls:
-                function = call.get("function", call)
-                given = layout.whole_id.replace("{name}", str(function.get("name"))).replace(
-                    ID, str(len(names))
-                )
-                names[call.get("id", len(names))] = given
-                renamed.append({**call, "id": given})
-            message = {**message, "tool_calls": renamed}
+        if isinstance(message, Mapping) and message.get("tool_calls"):
+            message = _change_calls(message, rename)
         elif isinstance(message, Mapping) and message.get("tool_call_id") in names:
             message = {**message, "tool_call_id": names[message["tool_call_id"]]}
         found.append(message)
@@ -289,13 +285,17 @@ def _with_short_ids(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """A message whose ids are short, for templates that take no others."""
     if isinstance(message.get("tool_call_id"), str):
         return {**message, "tool_call_id": _short(message["tool_call_id"])}
+    return _change_calls(message, lambda call: {**call, "id": _short(str(call.get("id")))})
+
+
+def _change_calls(
+    message: Mapping[str, Any], change: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """A message with each of its calls changed."""
     calls = message.get("tool_calls")
     if not isinstance(calls, (list, tuple)):
         return message
-    shortened = [
-        {**call, "id": _short(str(call.get("id")))} if isinstance(call, Mapping) else call for call in calls
-    ]
-    return {**message, "tool_calls": shortened}
+    return {**message, "tool_calls": [change(one) if isinstance(one, Mapping) else one for one in calls]}
 
 
 def _short(given: str) -> str:
@@ -346,21 +346,19 @@ def _is_tool_message(message: object) -> bool:
 
 def _with_arguments(message: Mapping[str, Any], as_text: bool) -> Mapping[str, Any]:
     """A message whose calls have their arguments as text, or as objects."""
-    calls = message["tool_calls"]
-    if not isinstance(calls, (list, tuple)):
-        return message
-    changed = []
-    for call in calls:
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if isinstance(function, Mapping) and "arguments" in function:
-            call = {**call, "function": {**function, "arguments": _arguments(function["arguments"], as_text)}}
-        changed.append(call)
-    return {**message, "tool_calls": changed}
+
+    def convert(call: Mapping[str, Any]) -> Mapping[str, Any]:
+        function = call.get("function")
+        if not isinstance(function, Mapping) or "arguments" not in function:
+            return call
+        return {**call, "function": {**function, "arguments": _arguments(function["arguments"], as_text)}}
+
+    return _change_calls(message, convert)
 
 
 def _arguments(arguments: Any, as_text: bool) -> Any:
     if as_text and not isinstance(arguments, str):
-        return json.dumps(arguments, ensure_ascii=False)
+        return dumps(arguments)
     if not as_text and isinstance(arguments, str):
         with suppress(ValueError):  # a text that is not JSON is passed on as it is
             return json.loads(arguments)
@@ -394,7 +392,7 @@ def _with_system(messages: Messages, text: str) -> Messages:
 def _with_tools_in_system(messages: Messages, tools: Shown) -> Messages:
     """Messages whose system message has the tools as JSON, where a template looks for them there."""
     first = messages[0] if messages else {}
-    shown = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
+    shown = dumps([tool.get("function", tool) for tool in tools])
     if isinstance(first, Mapping) and first.get("role") == "system":
         return [{**first, "tools": shown}, *messages[1:]]
     return [{"role": "system", "content": "", "tools": shown}, *messages]

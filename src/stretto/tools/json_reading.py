@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Generator
 from math import isfinite
-from typing import TypeVar
+from typing import Any, TypeVar
 
 # Text that comes piece by piece, and the steps by which parsers take it.
 #
@@ -82,6 +82,18 @@ class Source:
         """Take a marker; `Malformed` where something else is."""
         if not (yield from self.skip(marker)):
             raise Malformed
+
+    def take_until(self, end: str) -> Steps[str]:
+        """Take all text before `end`, and `end`."""
+        parts: list[str] = []
+        yield from self.until(end, parts.append)
+        return "".join(parts)
+
+    def quote_until(self, end: str, sink: Sink) -> Steps[None]:
+        """Give all text before `end` to `sink` as a JSON string, and take `end`."""
+        sink('"')
+        yield from self.until(end, lambda text: sink(quoted(text)))
+        sink('"')
 
     def until(self, end: str, sink: Sink) -> Steps[None]:
         """Give all text before `end` to `sink` as it comes, and take `end`."""
@@ -162,7 +174,7 @@ def _scalar(source: Source) -> Steps[str]:
 def _checked(word: str) -> str:
     """A word that is a number, true, false or null."""
     try:
-        value = json.loads(word, parse_constant=_no_constant)
+        value = load_strict(word)
     except ValueError:
         raise Malformed from None
     if isinstance(value, float) and not isfinite(value):
@@ -170,8 +182,13 @@ def _checked(word: str) -> str:
     return word
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(name)  # NaN and the infinities are no JSON
+def load_strict(text: str) -> Any:
+    """A JSON value; NaN and the infinities are none."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(name)
+
+    return json.loads(text, parse_constant=refuse)
 
 
 def read_string(source: Source, sink: Sink) -> Steps[None]:
@@ -243,9 +260,7 @@ def read_key(source: Source, sink: Sink, quote: str, assign: str) -> Steps[None]
     """Take a name, in quotes or not, and the sign after it; give the name on."""
     yield from source.skip_white()
     if not (yield from _read_quoted(source, sink, quote)):
-        parts: list[str] = []
-        yield from source.until(assign, parts.append)
-        name = "".join(parts).strip()
+        name = (yield from source.take_until(assign)).strip()
         if not name or re.search(r"[\n{}()\[\],]", name):
             raise Malformed
         sink(json.dumps(name, ensure_ascii=False))
@@ -256,9 +271,7 @@ def read_key(source: Source, sink: Sink, quote: str, assign: str) -> Steps[None]
 def _read_quoted(source: Source, sink: Sink, quote: str) -> Steps[bool]:
     """Take a string if there is one."""
     if quote and (yield from source.skip(quote)):
-        sink('"')
-        yield from source.until(quote, lambda text: sink(quoted(text)))
-        sink('"')
+        yield from source.quote_until(quote, sink)
         return True
     first = yield from source.peek()
     if first not in "\"'":

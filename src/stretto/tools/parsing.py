@@ -176,9 +176,7 @@ class CallParser:
         if not "\ud800" <= last <= "\udfff":
             yield from source.expect(between)
             return ""
-        parts: list[str] = []
-        yield from source.until(last, parts.append)
-        header = "".join(parts)
+        header = yield from source.take_until(last)
         if len(header) > MAX_HEADER:
             raise Malformed
         found = re.search(self._layout.ids, header) if ID in between else None
@@ -329,7 +327,7 @@ def call_of(value: Any) -> tuple[str, dict[str, Any], str] | None:
     return found.name, json.loads("".join(found.pieces)), found.given
 
 
-class _Collector:
+class _Collector(Receiver):
     """Collects one call."""
 
     def __init__(self) -> None:
@@ -341,12 +339,6 @@ class _Collector:
 
     def add(self, piece: str) -> None:
         self.pieces.append(piece)
-
-    def finish(self) -> None:
-        pass
-
-    def drop(self) -> None:
-        pass
 
 
 def _string(source: Source) -> Steps[str]:

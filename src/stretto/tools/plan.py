@@ -16,7 +16,7 @@ from stretto.engine.request import Request
 from stretto.engine.stream import TextStream
 from stretto.engine.types import Result
 from stretto.engine.worker import Worker
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, wrong_value
 from stretto.structured import Grammar, as_grammar
 from stretto.text.reasoning import Format, Reasoning, find_format
 from stretto.text.template import ChatTemplate, no_template
@@ -119,11 +119,7 @@ def plan_tools(
     A model that has to call goes on calling where a grammar lets it: several calls have to be asked for.
     """
     if not isinstance(parallel, (bool, NoneType)):
-        raise InvalidRequest(
-            f"parallel_tool_calls must be True, False or None, not {parallel!r:.100}",
-            param="parallel_tool_calls",
-            value=parallel,
-        )
+        raise wrong_value("parallel_tool_calls", parallel, "True, False or None")
     if tools is None:
         if choice is not None and choice != "none":
             raise InvalidRequest(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stretto.tools.format import TYPE, Elements, Tagged, shared_prefix
-from stretto.tools.json_reading import Malformed, Sink, Source, Steps, quoted, read_json
+from stretto.tools.json_reading import Malformed, Sink, Source, Steps, load_strict, quoted, read_json
 
 # The JSON types that a schema allows, as far as its keywords say.
 
@@ -79,9 +79,7 @@ def read_tags(source: Source, sink: Sink, tags: Tagged, schema: Mapping[str, Any
     sink("{")
     is_first = True
     while (yield from source.skip(tags.key)):
-        parts: list[str] = []
-        yield from source.until(_after_key(tags), parts.append)
-        key = "".join(parts).strip()
+        key = (yield from source.take_until(_after_key(tags))).strip()
         if not _KEY.fullmatch(key):
             raise Malformed
         sink(("" if is_first else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
@@ -111,25 +109,20 @@ def _read_value(source: Source, sink: Sink, tags: Tagged, types: frozenset[str])
         yield from _skip_newline(source)
     end = tags.end.strip()
     if tags.verbatim[0] and (yield from source.skip(tags.verbatim[0])):
-        sink('"')
-        yield from source.until(tags.verbatim[1], lambda text: sink(quoted(text)))
-        sink('"')
+        yield from source.quote_until(tags.verbatim[1], sink)
         yield from source.expect(end)
         return
     if types != {"string"}:
         if (yield from _try_json(source, sink, end, types)):
             return
-        parts: list[str] = []
-        yield from source.until(end, parts.append)
-        sink(json.dumps(value_of(_trimmed("".join(parts), tags), types), ensure_ascii=False))
+        text = yield from source.take_until(end)
+        sink(json.dumps(value_of(_trimmed(text, tags), types), ensure_ascii=False))
+        return
+    if not tags.end.startswith("\n"):
+        yield from source.quote_until(end, sink)
         return
     sink('"')
-    if not tags.end.startswith("\n"):
-        yield from source.until(end, lambda text: sink(quoted(text)))
-    else:
-        tail = _Tail(sink)
-        yield from source.until(end, tail.push)
-        tail.end()
+    yield from source.until(end, _Tail(sink).push)
     sink('"')
 
 
@@ -161,9 +154,6 @@ class _Tail:
         self._held = text[len(kept) :]
         if kept:
             self._sink(quoted(kept))
-
-    def end(self) -> None:
-        self._held = ""
 
 
 def _skip_newline(source: Source) -> Steps[None]:
@@ -197,14 +187,10 @@ def value_of(text: str, types: frozenset[str]) -> Any:
     if word in _CONSTANTS and fits(_CONSTANTS[word], types):
         return _CONSTANTS[word]
     try:
-        value = json.loads(word, parse_constant=_no_constant)
+        value = load_strict(word)
     except (ValueError, RecursionError):
         return text
     return value if fits(value, types) else text
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(name)
 
 
 # Arguments written as nested elements that have their names: read while they come, and given on as JSON.
@@ -255,13 +241,9 @@ class ElementReader:
                 yield from self._source.expect(end)
                 return
         if types == {"string"}:
-            self._sink('"')
-            yield from self._source.until(end, lambda text: self._sink(quoted(text)))
-            self._sink('"')
+            yield from self._source.quote_until(end, self._sink)
             return
-        parts: list[str] = []
-        yield from self._source.until(end, parts.append)
-        text = "".join(parts)
+        text = yield from self._source.take_until(end)
         if not text and "string" not in types and types & _NESTED:
             self._sink("{}" if "object" in types else "[]")
         else:
