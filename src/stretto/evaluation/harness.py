@@ -16,7 +16,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,6 @@ from stretto.evaluation.benchmarks import BENCHMARKS, Answer, Item, read_items
 from stretto.evaluation.sandbox import require_sandbox
 from stretto.evaluation.statistics import Estimate, share
 from stretto.llm import LLM
-
-__all__ = ["BenchmarkReport", "check_allowed", "run_benchmark", "settings_of"]
 
 VERSION = 1  # of the prompts and the scoring: answers of others are not continued
 BATCH = 16
@@ -50,17 +48,8 @@ class BenchmarkReport:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "benchmark": self.name,
-            "how": self.how,
-            "interval": "Wilson's, 95 %",
-            "metrics": {name: estimate.as_dict() for name, estimate in self.metrics.items()},
-            "n_items": self.n_items,
-            "n_answered": self.n_answered,
-            "n_now": self.n_now,
-            "seconds": self.seconds,
-            "answers": str(self.answers),
-        }
+        fields = {**asdict(self), "answers": str(self.answers)}
+        return {"benchmark": fields.pop("name"), "interval": "Wilson's, 95 %", **fields}
 
 
 def settings_of(llm: LLM, name: str, model: str, chat: bool | None = None, kv: str = "f16") -> dict[str, Any]:

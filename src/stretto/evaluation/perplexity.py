@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
 
@@ -55,18 +55,6 @@ class Comparison:
     kl_max: float
     same_top: Estimate  # share of tokens where both have the same most probable token
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "reference_perplexity": self.reference_perplexity.as_dict(),
-            "log_ratio": self.log_ratio.as_dict(),
-            "kl_mean": self.kl_mean.as_dict(),
-            "kl_median": self.kl_median.as_dict(),
-            "kl_99": self.kl_99.as_dict(),
-            "kl_max": self.kl_max,
-            "same_top": self.same_top.as_dict(),
-        }
-
 
 @dataclass(frozen=True)
 class PerplexityReport:
@@ -87,16 +75,7 @@ class PerplexityReport:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "perplexity": self.perplexity.as_dict(),
-            "token_error": self.token_error,
-            "n_tokens": self.n_tokens,
-            "n_scored": self.n_scored,
-            "window": self.window,
-            "stride": self.stride,
-            "windows": self.windows,
-            "comparison": None if self.comparison is None else self.comparison.as_dict(),
-        }
+        return asdict(self)
 
 
 def perplexity(

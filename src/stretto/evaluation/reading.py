@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.base import Batch
-from stretto.errors import ContextOverflow, InvalidRequest, ModelError
+from stretto.errors import ContextOverflow, InvalidRequest, ModelError, wrong_value
 from stretto.llm import LLM
 from stretto.text.tokenizer import Tokenizer
 
@@ -70,9 +70,7 @@ def strided_windows(ids: list[int], length: int, stride: int) -> list[Window]:
     """
     check_length(length)
     if not 1 <= stride <= length:
-        raise InvalidRequest(
-            f"stride is {stride}; it takes 1 to {length}, the window", param="stride", value=stride
-        )
+        raise wrong_value("stride", stride, f"from 1 to {length}, the window")
     windows: list[Window] = []
     scored = 1  # nothing comes before the first token
     for at in range(0, len(ids), stride):
@@ -91,9 +89,7 @@ def strided_windows(ids: list[int], length: int, stride: int) -> list[Window]:
 def check_length(length: int) -> None:
     """Raise for a window that is too short to score anything."""
     if length < MIN_WINDOW:
-        raise InvalidRequest(
-            f"window is {length}; it takes at least {MIN_WINDOW} tokens", param="window", value=length
-        )
+        raise wrong_value("window", length, f"at least {MIN_WINDOW} tokens")
 
 
 Floats = NDArray[np.float32]

@@ -22,8 +22,6 @@ from pathlib import Path
 from stretto.errors import Unsupported
 from stretto.evaluation.jail import DEVICES, REFUSED
 
-__all__ = ["Verdict", "require_sandbox", "run_python"]
-
 CPU_SECONDS = 10
 WALL_SECONDS = 30.0  # a busy machine is no reason to fail
 MEMORY_BYTES = 1 << 30  # of address space, each process

@@ -7,7 +7,7 @@ error) with Student's t; quantiles by a bootstrap over windows. Shares of questi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ class Estimate:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {"value": self.value, "error": self.error, "low": self.low, "high": self.high}
+        return asdict(self)
 
     def exp(self) -> Estimate:
         """The estimate of exp(x): perplexity from the mean negative log-likelihood."""

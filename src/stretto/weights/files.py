@@ -5,6 +5,7 @@ A pull uses this module, so it needs neither numpy nor the native core, which ma
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -36,6 +37,16 @@ def atomic_write(path: str | os.PathLike[str], *, durable: bool = True) -> Itera
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def hash_files(*paths: Path) -> str:
+    """The SHA-256 of files, one behind the other."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    return digest.hexdigest()
 
 
 def read_records(path: Path, most: int = 1 << 20) -> dict[str, Any]:

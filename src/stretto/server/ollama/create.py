@@ -7,7 +7,6 @@ One made from a file, or quantised, has weights of its own: they are stored as t
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import re
 import shutil
@@ -35,6 +34,7 @@ from stretto.server.ollama.schemas import CreateRequest
 from stretto.server.ollama.store import Blobs, Made, MadeModels, check_name, hash_of, plain, rebased
 from stretto.server.settings import ModelEntry, RequestLimits
 from stretto.weights import hub
+from stretto.weights.files import hash_files
 from stretto.weights.gguf import GGUF
 from stretto.weights.hub.catalogue import CATALOGUE
 from stretto.weights.hub.names import is_name
@@ -364,7 +364,7 @@ def _store(store: Store, weights: _Weights, threads: int | None, report: Report)
             words = f"quantizing to {mix}"
             _quantize(weights.path, target, mix, threads, lambda done, n: report(done, n, words))
             report(0, 0, "verifying the file")
-            sha256 = _sha256(target)
+            sha256 = hash_files(target)
         source = f"{CREATED}{weights.origin}"
         made = Model(name, target, source, target.stat().st_size, sha256, verified=True)
         report(0, 0, "storing the file")  # raises if the client has gone
@@ -382,14 +382,6 @@ def _quantize(
         message = f"quantize: the weights are quantised already, and {mix} of them would lose twice; "
         message += "make the model from an F16, BF16 or F32 file, or leave quantize out"
         raise ApiError(400, message, param="quantize", code="invalid_value") from None
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(PIECE_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def _link(source: Path, target: Path) -> None:
