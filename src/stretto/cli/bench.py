@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,10 @@ import typer
 
 from stretto.cli import config_file
 from stretto.cli import options as o
+from stretto.cli.first_run import default_model
+from stretto.cli.generation import note
 from stretto.cli.help import Command, Group, refuse_options
+from stretto.cli.output import clean, console, print_json, size, table
 from stretto.cli.pull import pull_missing
 from stretto.errors import StrettoError
 from stretto.options.loading import MACHINE
@@ -62,8 +66,6 @@ def speed(
         refuse_options(context)
         return
     from stretto import bench as benchmarks
-    from stretto.cli.first_run import default_model
-    from stretto.cli.output import print_json
 
     model = model or default_model()
     plan = benchmarks.Plan(prompt, tokens, depth, sequences, rounds)
@@ -98,7 +100,6 @@ def loops(
 ) -> None:
     """Compare llm.stream, seq.step() and the fused loop, and show where a step's time goes."""
     from stretto import bench as benchmarks
-    from stretto.cli.output import print_json
 
     documents = []
     machine = {**o.given(options, MACHINE), "cells": tokens + 16}
@@ -120,8 +121,6 @@ def loops(
 def begin(model: str, tests: str, n_passes: float) -> None:
     """Say on stderr what is measured and about how long it takes, before anything is."""
     from stretto import hardware
-    from stretto.cli.generation import note
-    from stretto.cli.output import clean
     from stretto.weights import hub
 
     try:
@@ -167,8 +166,6 @@ def notes() -> Iterator[Callable[[str], None]]:
     """A function that shows progress notes on stderr, if that is a terminal."""
     from rich.text import Text
 
-    from stretto.cli.output import clean, console
-
     screen = console(stderr=True)
     if not screen.is_terminal:
         yield lambda text: None
@@ -191,8 +188,6 @@ def _device(llm: LLM) -> str:
 def _document(
     model: str, setup: dict[str, str], machine: Machine | None, nbytes: int, rows: list[Row]
 ) -> dict[str, Any]:
-    from dataclasses import asdict
-
     return {
         "model": model,
         "weight_bytes": nbytes,
@@ -203,8 +198,6 @@ def _document(
 
 
 def _print(model: str, setup: dict[str, str], machine: Machine | None, rows: list[Row]) -> None:
-    from stretto.cli.output import clean, console, size, table
-
     listing = table("test", "sampling", "call", "tok/s", "spread", "limit", "share", right=_FIGURES)
     for row in rows:
         spread = f"{min(row.samples):.1f} – {max(row.samples):.1f}"
@@ -230,15 +223,11 @@ _FIGURES = ("tok/s", "spread", "limit", "share")
 
 
 def _loop(each: Loop) -> dict[str, Any]:
-    from dataclasses import asdict
-
     figures = {"median": each.median, "python": each.python, "sampling_share": each.sampling_share}
     return {**asdict(each), **figures}
 
 
 def _print_loops(model: str, n_vocab: int, loops: list[Loop]) -> None:
-    from stretto.cli.output import clean, console, table
-
     parts = tuple(loops[0].parts)
     figures = ("tok/s", *parts, "sampling / forward")
     listing = table("loop", "sampling", *figures, right=figures)

@@ -10,13 +10,18 @@ from typing import Annotated, Any
 
 import typer
 
+from stretto.cli import kept
 from stretto.cli import options as o
-from stretto.cli.chatting import commands
+from stretto.cli.chatting import commands, files
 from stretto.cli.chatting.commands import Leave, run_command
+from stretto.cli.chatting.conversation import Conversation
 from stretto.cli.chatting.notes import error, note, pairs
+from stretto.cli.chatting.screen import new_screen
 from stretto.cli.chatting.session import Chat
-from stretto.cli.generation import check_text
+from stretto.cli.first_run import first_run_note
+from stretto.cli.generation import check_text, open_llm, template_arguments, wants_stats, with_defaults
 from stretto.cli.output import clean
+from stretto.cli.prompts import model_and_files
 from stretto.errors import ContextOverflow, InvalidRequest, StrettoError
 from stretto.options.generating import OPTIONS
 from stretto.options.loading import MACHINE
@@ -42,15 +47,7 @@ def chat(
     Without a terminal each line of stdin is a turn, answers are plain text, and an error in any of them makes
     the exit code 2.
     """
-    from stretto.cli import kept
-    from stretto.cli.chatting import files
-    from stretto.cli.chatting.conversation import Conversation
     from stretto.cli.chatting.keyboard import piped
-    from stretto.cli.chatting.notes import note
-    from stretto.cli.chatting.screen import new_screen
-    from stretto.cli.chatting.session import Chat
-    from stretto.cli.generation import open_llm, template_arguments, wants_stats, with_defaults
-    from stretto.cli.prompts import model_and_files
 
     before = kept.last() if goes_on else None
     if before is not None and load is not None:
@@ -98,8 +95,6 @@ def chat(
 def _talk(session: Any) -> None:
     """Chat at the keyboard."""
     from stretto.cli.chatting.keyboard import no_echo, typed
-    from stretto.cli.chatting.notes import note
-    from stretto.cli.first_run import first_run_note
     from stretto.weights.hub import Store
 
     llm = session.llm

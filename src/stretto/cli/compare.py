@@ -9,6 +9,9 @@ import typer
 
 from stretto.cli import options as o
 from stretto.cli.bench import begin, notes
+from stretto.cli.generation import note as say
+from stretto.cli.output import clean, console, print_json, table
+from stretto.cli.prompts import model_and_files
 
 if TYPE_CHECKING:
     from stretto.bench.comparing import Comparison
@@ -54,9 +57,6 @@ def compare(
     Each runs alone, in a process of its own, by turns; greedy, with the same prompts and threads.
     """
     from stretto.bench import comparing
-    from stretto.cli.generation import note as say
-    from stretto.cli.output import clean, print_json
-    from stretto.cli.prompts import model_and_files
 
     model, _ = model_and_files((name,), model, "compare [MODEL]")
     plan = comparing.ComparePlan(prompt, tokens, sequences, rounds, options["threads"] or 0)
@@ -89,7 +89,6 @@ def compare(
 def _print(result: Comparison) -> None:
     from stretto.bench.comparing import MEASURES
     from stretto.bench.comparing.page import agreement, conditions, number, threads
-    from stretto.cli.output import clean, console, table
 
     units = {name: f"{name} ({unit})" for name, (unit, _) in MEASURES.items()}
     listing = table("", *units.values(), "same tokens", right=(*units.values(), "same tokens"))

@@ -7,9 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from stretto.cli.completion import model_names, setting_names
-from stretto.cli.first_run import ENVIRONMENT_VARIABLE
+from stretto.cli.completion import aliases, model_names, setting_names
+from stretto.cli.first_run import ENVIRONMENT_VARIABLE, chosen
 from stretto.cli.help import Command, Group, refuse_options
+from stretto.cli.output import clean, console, print_json, table
+from stretto.errors import InvalidRequest, ModelError
 
 config = typer.Typer(cls=Group, invoke_without_command=True)
 
@@ -36,8 +38,6 @@ def show(
         refuse_options(context)
         return
     from stretto.cli import config_file as settings
-    from stretto.cli.output import clean, console, print_json, table
-    from stretto.errors import InvalidRequest
 
     found = {one.key: one for one in settings.found()}
     wrong = [one for one in found.values() if one.problem]
@@ -76,7 +76,6 @@ def set_(
 ) -> None:
     """Set a value: it holds until it is unset, in every command that it concerns."""
     from stretto.cli import config_file as settings
-    from stretto.cli.output import clean
 
     section, _, name = key.partition(".")
     if section == "alias":
@@ -91,7 +90,6 @@ def set_(
 def unset(key: Key) -> None:
     """Remove a value from the file, also a wrong one."""
     from stretto.cli import config_file as settings
-    from stretto.cli.output import clean
 
     settings.unset(key)
     typer.echo(f"{clean(key)} is not set any more")
@@ -107,7 +105,6 @@ def path() -> None:
 
 def check_alias(name: str) -> None:
     """Raise for an alias that would hide a model."""
-    from stretto.errors import InvalidRequest
     from stretto.weights import hub
     from stretto.weights.hub.catalogue import CATALOGUE
 
@@ -117,8 +114,6 @@ def check_alias(name: str) -> None:
 
 def check_model(name: str, may_be_alias: bool) -> None:
     """Raise for a name that no model has; one that is not here yet is fetched when it is used."""
-    from stretto.cli.completion import aliases
-    from stretto.errors import ModelError
     from stretto.weights import hub
 
     try:
@@ -143,7 +138,6 @@ def _shown(value: Any) -> str:
 
 def _default(key: str) -> tuple[str, str]:
     """What holds while a setting is not set, and whose choice that is."""
-    from stretto.cli.first_run import chosen
     from stretto.options.generating import BY_NAME
 
     if key.startswith("sampling."):

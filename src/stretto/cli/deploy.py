@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stretto.cli import options as o
+from stretto.cli.first_run import default_model
+from stretto.cli.generation import note
 from stretto.cli.help import Command, Group
+from stretto.cli.output import clean, print_json
 from stretto.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -77,8 +80,6 @@ def up(
 
     Running it again with other settings replaces the replicas one by one, without an error for clients.
     """
-    from stretto.cli.first_run import default_model
-    from stretto.cli.generation import note
     from stretto.cli.pull import pull_missing
     from stretto.deploy import cluster
     from stretto.deploy.environment import haproxy_path
@@ -138,7 +139,6 @@ def up(
 @deploy.command(cls=Command)
 def status(address: Address = None, as_json: Json = False) -> None:
     """Show the models that are served, and their replicas."""
-    from stretto.cli.output import clean, print_json
     from stretto.deploy import cluster
 
     with cluster.connected(cluster.home(), address):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stretto.cli import options as o
 from stretto.cli.completion import model_names
+from stretto.cli.output import clean, console, print_json, size, table
+from stretto.cli.prompts import model_and_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,11 +42,8 @@ def devices(
     **options: Any,
 ) -> None:
     """Show the processor, its cores, memory and speed, the kernels in use, and the GPUs."""
-    from dataclasses import asdict
 
     from stretto import hardware
-    from stretto.cli.output import clean, console, print_json, table
-    from stretto.cli.prompts import model_and_files
     from stretto.loading.open import survey
 
     if name is not None:
@@ -65,7 +65,6 @@ def devices(
 
 def _options(route: Route) -> Table:
     """What can run a model: decode speed by a short probe, and the distance from the most exact one."""
-    from stretto.cli.output import clean, table
 
     listing = table("backend", "device", "tokens/s", "distance", "", right=("tokens/s", "distance"))
     for option in (route.chosen, *route.others):
@@ -126,14 +125,10 @@ def _cache(cache: Cache) -> str:
 
 
 def _read(rate: Rate, nbytes: int) -> str:
-    from stretto.cli.output import size
-
     return f"{rate.one:.1f} GB/s one core, {rate.all:.1f} GB/s all, from {size(nbytes)}"
 
 
 def _memory(total: int | None, free: int | None) -> str:
-    from stretto.cli.output import size
-
     words = [size(total)] if total is not None else []
     words += [f"{size(free)} free"] if free is not None else []
     return ", ".join(words) or "not known"

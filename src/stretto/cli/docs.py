@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from stretto.cli.output import console, table
 from stretto.errors import InvalidRequest
 
 _LINK = re.compile(r"\[([^\]\n]+)\]\(([\w./-]+)\.md(?:#[\w-]*)?\)")
@@ -109,7 +110,6 @@ def _title(path: Path) -> str:
 
 def _list() -> None:
     """Print all pages with their titles, part by part."""
-    from stretto.cli.output import console, table
 
     names = pages()
     screen, part = console(), None
@@ -135,8 +135,6 @@ def _show(path: Path) -> None:
         sys.stdout.write(text)
         return
     from rich.markdown import Markdown
-
-    from stretto.cli.output import console
 
     home, names = folder(), pages()
     short = dict(zip(names, _short(names), strict=True))

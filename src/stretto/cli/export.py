@@ -9,6 +9,8 @@ import typer
 
 from stretto.cli import options as o
 from stretto.cli.help import Command, Group
+from stretto.cli.output import clean, console, progress_bar, size
+from stretto.cli.prompts import model_and_files
 
 export = typer.Typer(cls=Group, help="Write a model in another format.")
 
@@ -51,8 +53,6 @@ def onnx(
     Plain onnxruntime, onnxruntime-genai and Optimum run the form gqa. An export that is interrupted leaves
     nothing behind.
     """
-    from stretto.cli.output import clean, console, progress_bar, size
-    from stretto.cli.prompts import model_and_files
     from stretto.export import export_onnx
     from stretto.weights import hub
 

@@ -9,6 +9,9 @@ import typer
 
 from stretto.cli import options as o
 from stretto.cli.completion import model_names
+from stretto.cli.output import clean, console, print_json, size, table
+from stretto.cli.prompts import model_and_files
+from stretto.errors import ModelError, StrettoError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +41,6 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, nothing cut.")] = False,
 ) -> None:
     """Show a model's metadata, tensors, formats, and the memory that loading it needs."""
-    from stretto.cli.output import print_json
-    from stretto.cli.prompts import model_and_files
     from stretto.weights.folder import open_weights
 
     model, _ = model_and_files((name,), model, "inspect MODEL", has_default=False)
@@ -53,7 +54,6 @@ def inspect(
 @contextmanager
 def _path_of(model: str) -> Iterator[tuple[Path, str]]:
     """The path of a model, and what to show in its place; of one on the Hub, its head for a while."""
-    from stretto.errors import ModelError
     from stretto.weights import hub
 
     try:
@@ -68,7 +68,6 @@ def _path_of(model: str) -> Iterator[tuple[Path, str]]:
 
 
 def _document(file: GGUF) -> dict[str, Any]:
-
     spec, problem = _spec(file)
     need = _need(file, spec)
     return {
@@ -110,7 +109,6 @@ def _document(file: GGUF) -> dict[str, Any]:
 
 def _spec(file: GGUF) -> tuple[ModelSpec | None, str | None]:
     """The model's spec, or the reason why it cannot be loaded; neither of an image encoder."""
-    from stretto.errors import ModelError
     from stretto.models import read_spec
 
     if file.metadata.get("general.architecture") == "clip":
@@ -143,7 +141,6 @@ def _plain(value: Value) -> Any:
     """A value for JSON. Strings that are not UTF-8 are detected only here; they do not fail the command."""
     import numpy as np
 
-    from stretto.errors import ModelError
     from stretto.weights.metadata import Strings
 
     if isinstance(value, np.ndarray):
@@ -157,8 +154,6 @@ def _plain(value: Value) -> Any:
 
 
 def _show(file: GGUF, tensors: bool, shown: str = "") -> None:
-    from stretto.cli.output import clean, console, size, table
-
     screen = console()
     named = [file.metadata.get(f"general.{key}") for key in ("name", "architecture")]
     title = [
@@ -201,8 +196,6 @@ def _words(spec: ModelSpec, need: Memory) -> list[str]:
 
 
 def _formats(file: GGUF, need: Memory) -> Any:
-    from stretto.cli.output import size, table
-
     made = table("format", "tensors", "weights", "share", right=("tensors", "weights", "share"))
     total = need.weight_bytes
     for name, nbytes in need.weights.items():
@@ -215,7 +208,6 @@ def _formats(file: GGUF, need: Memory) -> Any:
 def _placement(need: Memory) -> str:
     """Where the weights would be if the model was loaded now with the default cache."""
     from stretto import hardware
-    from stretto.errors import StrettoError
     from stretto.weights.memory import choose_placement
 
     try:
@@ -225,8 +217,6 @@ def _placement(need: Memory) -> str:
 
 
 def _cache(need: Memory) -> Any:
-    from stretto.cli.output import size, table
-
     columns = [f"{kind} cache" for kind in SHOWN_CACHES]
     totals = [f"weights + {kind}" for kind in SHOWN_CACHES]
     made = table("tokens", *columns, *totals, right=("tokens", *columns, *totals))
@@ -240,7 +230,6 @@ def _cache(need: Memory) -> Any:
 
 def _short(value: Value) -> str:
     """A value on one line: long strings and arrays are cut, and their length is added."""
-    from stretto.cli.output import clean
 
     if isinstance(value, str):
         more = f"… ({len(value):,} characters)" if len(value) > _MAX_CHARS else ""

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stretto.cli.generation import note
+from stretto.cli.output import clean
 from stretto.errors import InvalidRequest
 
 FOLDER = "conversations"
@@ -74,8 +76,6 @@ class Keeper:
     def keep(self, messages: Sequence[dict[str, Any]], model: str, root: Any = None) -> None:
         """Write the messages; a file that cannot be written is told of once, and stops nothing."""
         from stretto.cli import config_file
-        from stretto.cli.generation import note
-        from stretto.cli.output import clean
 
         if not config_file.read().keep_logs:
             return

@@ -10,7 +10,9 @@ from typing import Annotated
 
 import typer
 
+from stretto.cli.generation import note, printable
 from stretto.cli.help import Command, Group, refuse_options
+from stretto.cli.output import clean, console, print_json, table
 
 logs = typer.Typer(cls=Group, invoke_without_command=True)
 
@@ -29,8 +31,6 @@ def listing(
         refuse_options(context)
         return
     from stretto.cli import kept
-    from stretto.cli.generation import note
-    from stretto.cli.output import clean, console, print_json, table
 
     found = list(islice(kept.conversations(), most))
     if as_json:
@@ -58,8 +58,6 @@ def show(
 ) -> None:
     """Show a conversation."""
     from stretto.cli import kept
-    from stretto.cli.generation import note, printable
-    from stretto.cli.output import clean, print_json
 
     one = kept.find(name)
     if as_json:

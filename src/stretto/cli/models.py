@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from stretto.cli.completion import model_names
+from stretto.cli.first_run import default_model
+from stretto.cli.output import clean, console, print_json, size, table
 from stretto.weights.hub.catalogue import CATALOGUE, HubModel, fits
 
 
@@ -29,12 +31,9 @@ def models(
 ) -> None:
     """List the models that are here, and the names that can be pulled."""
     if default:
-        from stretto.cli.first_run import default_model
-
         name = default_model()
         print(json.dumps({"name": name}) if as_json else name)
         return
-    from stretto.cli.output import clean, console, print_json, size, table
     from stretto.weights import hub
 
     if catalogue:
@@ -106,7 +105,6 @@ class Row:
 
 def show_catalogue(as_json: bool) -> None:
     """Print the catalogue, asking the Hub for sizes; without it they are estimates."""
-    from stretto.cli.output import console, print_json, size, table
 
     rows = _rows()
     if as_json:

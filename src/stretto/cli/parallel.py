@@ -9,6 +9,10 @@ import typer
 
 from stretto.cli import options as o
 from stretto.cli.completion import model_names
+from stretto.cli.first_run import default_model
+from stretto.cli.generation import note, open_llm, printable, wants_stats
+from stretto.cli.output import console, print_json
+from stretto.cli.prompts import model_and_prompt, prompt_text
 from stretto.options.generating import PARALLEL
 from stretto.options.loading import MACHINE
 
@@ -46,9 +50,6 @@ def parallel(
 
     One argument is the prompt, unless it is the name or path of a model; two are model and prompt.
     """
-    from stretto.cli.first_run import default_model
-    from stretto.cli.generation import note, open_llm, printable, wants_stats
-    from stretto.cli.prompts import model_and_prompt, prompt_text
 
     model, prompt = model_and_prompt(words or [], model)
     text = prompt_text(prompt)
@@ -59,8 +60,6 @@ def parallel(
             return
         stream = llm.parallel(text, stream=True, **o.given(options, PARALLEL))
         if as_json:
-            from stretto.cli.output import print_json
-
             print_json({**stream.result.to_dict(), "statistics": statistics(stream.result), "model": model})
             return
         _show(stream, show_probs)
@@ -76,7 +75,6 @@ def _explore(llm: Any, prompt: str, width: int) -> None:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise typer.BadParameter("it needs a terminal; leave it out in a pipe", param_hint="--explore")
     from stretto.cli.exploring import Tree, explore
-    from stretto.cli.generation import printable
 
     typer.echo(prompt + printable(explore(Tree(llm, prompt, width))))
 
@@ -84,9 +82,6 @@ def _explore(llm: Any, prompt: str, width: int) -> None:
 def _show(stream: Any, probabilities: bool) -> None:
     """Write the steps as they come: in a terminal the sets are coloured."""
     from rich.text import Text
-
-    from stretto.cli.generation import printable
-    from stretto.cli.output import console
 
     screen, last = console(), "\n"
     try:

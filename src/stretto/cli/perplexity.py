@@ -10,6 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stretto.cli import options as o
+from stretto.cli.adapters import load_adapters
+from stretto.cli.first_run import default_model
+from stretto.cli.generation import note, open_llm
+from stretto.cli.output import clean, console, print_json, progress_bar
+from stretto.cli.prompts import model_and_files, model_and_prompt, prompt_text
+from stretto.errors import InvalidRequest, Unsupported
 from stretto.options.loading import MACHINE
 
 if TYPE_CHECKING:
@@ -55,8 +61,6 @@ def perplexity(
     from contextlib import ExitStack
 
     from stretto import load
-    from stretto.cli.output import print_json, progress_bar
-    from stretto.cli.prompts import model_and_files
     from stretto.cli.pull import pull_missing
     from stretto.evaluation import perplexity as measure
     from stretto.evaluation import plot_windows
@@ -98,7 +102,6 @@ def perplexity(
 
 def read_text(path: Path) -> str:
     """A file's text; raises for one that is too large or not UTF-8."""
-    from stretto.errors import InvalidRequest
 
     if (nbytes := path.stat().st_size) > MAX_TEXT_BYTES:
         raise InvalidRequest(
@@ -112,7 +115,6 @@ def read_text(path: Path) -> str:
 
 def check_generates(llm: object, name: str) -> None:
     """Raise for a model that predicts no tokens: an encoder, say."""
-    from stretto.errors import Unsupported
 
     if "score" not in getattr(llm, "verbs", ()):
         raise Unsupported(f"{name} does not predict tokens; give a language model", param="model")
@@ -120,7 +122,6 @@ def check_generates(llm: object, name: str) -> None:
 
 def show(report: PerplexityReport) -> None:
     """Print the figures."""
-    from stretto.cli.output import console
 
     out = console()
     how = "windows of" if report.stride is None else f"windows {report.stride} apart of"
@@ -167,11 +168,6 @@ def score(
 
     One argument is the text, unless it is the name or path of a model; two are model and text.
     """
-    from stretto.cli.adapters import load_adapters
-    from stretto.cli.first_run import default_model
-    from stretto.cli.generation import note, open_llm
-    from stretto.cli.output import clean, print_json
-    from stretto.cli.prompts import model_and_prompt, prompt_text
 
     model, text = model_and_prompt(words or [], model)
     content = prompt_text(text)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stretto.cli import config_file
+from stretto.cli.first_run import default_model
+from stretto.cli.generation import check_text, note
 from stretto.errors import InvalidRequest, ModelError, StrettoError
 
 STDIN_PATIENCE_SECONDS = 2.0  # after which a silent pipe is mentioned
@@ -54,7 +56,6 @@ def model_and_files(
     >>> model_and_files(["smollm2", "notes.txt"], None, "perplexity [MODEL] TEXT")
     ('smollm2', ['notes.txt'])
     """
-    from stretto.cli.first_run import default_model
 
     given = [word for word in words if word is not None]
     needed = usage.partition("MODEL")[2].strip("]").split()
@@ -128,7 +129,6 @@ def _is_model(path: Path) -> bool:
 
 def prompt_text(argument: str | None) -> str:
     """The prompt: the argument, or stdin if there is none or `-`."""
-    from stretto.cli.generation import check_text, note
 
     if argument is not None and argument != "-":
         return check_text(argument)
@@ -139,7 +139,6 @@ def prompt_text(argument: str | None) -> str:
 
 def joined_prompt(argument: str | None) -> str:
     """The prompt: what a pipe or file on stdin holds, an empty line, and the argument; or either alone."""
-    from stretto.cli.generation import check_text
 
     if argument is None or argument == "-":
         return prompt_text(argument)
@@ -152,7 +151,6 @@ def joined_prompt(argument: str | None) -> str:
 
 def _stdin(patient: bool = True) -> str:
     """All of stdin, without the line break at its end, as a shell's `$(…)` does."""
-    from stretto.cli.generation import check_text, note
 
     if sys.stdin is None:
         return ""

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stretto.cli.completion import model_names
+from stretto.cli.first_run import LARGE, SMALL, default_model
 from stretto.cli.options import aliased
+from stretto.cli.output import clean, console, progress_bar, size, table
 from stretto.errors import InvalidRequest, ModelError, PullError
 
 if TYPE_CHECKING:
@@ -60,14 +62,11 @@ def pull(
     does. The head of a model is looked at first: what cannot run here is not fetched. An interrupted download
     is continued by the next pull.
     """
-    from stretto.cli.output import console
     from stretto.weights import hub
 
     if (model is None) != default:
         raise InvalidRequest("name one model to fetch, or write --default", param="model", value=model)
     if model is None:
-        from stretto.cli.first_run import default_model
-
         model = default_model()
     if only_list:
         console().print(_files(model))
@@ -92,8 +91,6 @@ def pull(
 def _shown(model: str, as_json: bool) -> Iterator[Progress]:
     """What shows the progress: a bar in a terminal, else a line for each tenth on stderr, or JSON."""
     from rich.progress import DownloadColumn, TransferSpeedColumn
-
-    from stretto.cli.output import progress_bar, size
 
     last: tuple[object, ...] = ()
 
@@ -131,7 +128,6 @@ def pull_missing(model: str, verb: str | None = None) -> None:
 
     What is said about it goes to stderr: it is no part of an answer.
     """
-    from stretto.cli.first_run import LARGE, SMALL
     from stretto.weights import hub
 
     hub.require(model, verb)
@@ -153,7 +149,6 @@ def pull_missing(model: str, verb: str | None = None) -> None:
 
 def _announce(model: str, force: bool) -> None:
     """Say what will be fetched: the licence of a known model, the files of a repository."""
-    from stretto.cli.output import console, size
     from stretto.weights import hub
     from stretto.weights.hub.catalogue import CATALOGUE
 
@@ -181,7 +176,6 @@ def _announce(model: str, force: bool) -> None:
 
 def _files(model: str) -> Table:
     """The models of a repository, with the one that a name leads to."""
-    from stretto.cli.output import clean, size, table
     from stretto.weights import hub
 
     files = hub.listing(model)
@@ -200,7 +194,6 @@ def _files(model: str) -> Table:
 
 def _report(pulled: Model) -> None:
     """Where a model is, its hash, and its terms."""
-    from stretto.cli.output import clean, console
 
     checked = "verified" if pulled.verified else "the server published none to compare with"
     lines = [f"{clean(str(pulled.path))}", f"SHA-256 {pulled.sha256} ({checked})"]

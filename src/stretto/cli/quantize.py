@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from stretto.cli import options as o
+from stretto.cli.adapters import read_scaled
 from stretto.cli.options import aliased
+from stretto.cli.output import clean, console, progress_bar, size
+from stretto.cli.prompts import model_and_files
 from stretto.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -58,7 +61,6 @@ def quantize(
 
     The file appears when all of it is written; an interrupted command leaves nothing behind.
     """
-    from stretto.cli.output import progress_bar
     from stretto.quantize import quantize_model
     from stretto.weights import hub
 
@@ -98,7 +100,6 @@ def read_types(given: list[str] | None) -> list[tuple[str, str]]:
 
 def show(written: Written) -> None:
     """Print what was written."""
-    from stretto.cli.output import clean, console, size
 
     formats = ", ".join(f"{count} {name}" for name, count in sorted(written.formats.items()))
     line = f"{written.path}: {size(written.nbytes)} from {size(written.source_bytes)}; tensors: {formats}"
@@ -126,7 +127,6 @@ def convert(
 
     The file appears when all of it is written; an interrupted command leaves nothing behind.
     """
-    from stretto.cli.output import progress_bar
     from stretto.quantize import convert_folder
 
     with progress_bar() as bar:
@@ -167,9 +167,6 @@ def imatrix(
     or one of llama-imatrix.
     """
     from stretto import load
-    from stretto.cli.output import clean, console, progress_bar
-    from stretto.cli.prompts import model_and_files
-    from stretto.errors import InvalidRequest
     from stretto.quantize import collect_importance
     from stretto.weights import hub
 
@@ -225,10 +222,6 @@ def merge(
     Matrices that the adapter changes become float16 or float32, all others stay as they are. A merge that is
     interrupted leaves nothing behind.
     """
-    from stretto.cli.adapters import read_scaled
-    from stretto.cli.output import clean, console, progress_bar, size
-    from stretto.cli.prompts import model_and_files
-    from stretto.errors import InvalidRequest
     from stretto.models import read_spec
     from stretto.models.summary import target_of
     from stretto.weights import hub

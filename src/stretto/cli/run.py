@@ -9,7 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stretto.cli import options as o
+from stretto.cli.adapters import load_adapters
 from stretto.cli.completion import model_names
+from stretto.cli.first_run import default_model, first_run_note
+from stretto.cli.generation import (
+    ENDS,
+    note,
+    open_images,
+    open_llm,
+    say,
+    template_arguments,
+    wants_stats,
+    with_defaults,
+)
+from stretto.cli.output import print_json
+from stretto.cli.prompts import joined_prompt, model_and_prompt
 from stretto.errors import InvalidRequest
 from stretto.options.generating import OPTIONS
 from stretto.options.loading import MACHINE
@@ -138,10 +152,6 @@ def run(
     One argument is the prompt, unless it is the name or path of a model; two are model and prompt.
     """
     from stretto.cli import kept
-    from stretto.cli.adapters import load_adapters
-    from stretto.cli.first_run import default_model, first_run_note
-    from stretto.cli.generation import open_images, open_llm, template_arguments, with_defaults
-    from stretto.cli.prompts import joined_prompt, model_and_prompt
 
     arguments = template_arguments(template_arg)
     for name, given in (("--system", system), ("--template-arg", arguments), ("--continue", goes_on)):
@@ -185,7 +195,6 @@ def run(
 
 def _tell_end(reason: str, n_tokens: int) -> None:
     """Say that the text was ended by a limit that was not asked for, and how to go without it."""
-    from stretto.cli.generation import ENDS, note
 
     if reason == "repetition":
         note(ENDS[reason])
@@ -195,7 +204,6 @@ def _tell_end(reason: str, n_tokens: int) -> None:
 
 def _chats(llm: LLM, model: str, wanted: bool | None, needs_template: bool) -> bool:
     """Whether the prompt is a message: as asked for, else if the model has a chat template."""
-    from stretto.cli.generation import note, wants_stats
 
     if wanted is not None:
         return wanted
@@ -213,7 +221,6 @@ def _chats(llm: LLM, model: str, wanted: bool | None, needs_template: bool) -> b
 def _drafter(draft: str, stack: ExitStack, machine: dict[str, Any]) -> Any:
     """The value of `draft=`: "lookup", or a drafter with a model of its own."""
     from stretto import DraftModel
-    from stretto.cli.generation import open_llm
 
     if draft == "lookup":
         return draft
@@ -222,7 +229,6 @@ def _drafter(draft: str, stack: ExitStack, machine: dict[str, Any]) -> Any:
 
 def _say(llm: LLM, asked: Any, settings: dict[str, Any], reasoning: bool | None, stats: bool | None) -> Any:
     """Show the answer, that there is none, and its speed; return it."""
-    from stretto.cli.generation import note, say, wants_stats
 
     answer = say(llm, asked, settings, show_reasoning=wants_stats(reasoning))
     if answer.nothing:
@@ -248,8 +254,6 @@ def _messages(parts: Parts, system: str | None, is_given: bool, before: Kept | N
 
 
 def _print(llm: LLM, prompt: str | list[int] | Parts, settings: dict[str, Any], model: str) -> Any:
-    from stretto.cli.output import print_json
-
     result = llm.generate(prompt, **settings)
     document = {
         "text": result.text,

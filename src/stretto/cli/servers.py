@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stretto.cli.output import clean, console, print_json, size, table
 from stretto.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ def ps(
 
     Servers that were started with --no-socket, or by another user, are not listed.
     """
-    from stretto.cli.output import clean, console, print_json, size, table
     from stretto.server.sockets import servers
 
     found = []
@@ -136,8 +136,6 @@ def _is_meant(about: dict[str, Any], name: str) -> bool:
 
 
 def _label(about: dict[str, Any]) -> str:
-    from stretto.cli.output import clean
-
     names = ", ".join(model["name"] for model in about["models"])
     return clean(f"{about['pid']} ({names})")
 

@@ -13,7 +13,7 @@ import typer
 
 from stretto.cli.completion import model_names
 from stretto.cli.options import aliased, flags
-from stretto.cli.output import clean, console, print_json
+from stretto.cli.output import clean, console, print_json, table
 from stretto.errors import InvalidRequest, StrettoError
 
 if TYPE_CHECKING:
@@ -176,7 +176,6 @@ def classify(
     **options: Any,
 ) -> None:
     """Give images, files or texts their labels, most probable first."""
-    from stretto.cli.output import clean, print_json
 
     images = files_of(inputs or [], IMAGES) if model == DEFAULT_MODEL else []  # others may take texts
     with opened(model, verb="classify", files=images, **options) as llm:
@@ -314,7 +313,6 @@ def rerank(
     **options: Any,
 ) -> None:
     """Sort texts by how well they answer a query, best first."""
-    from stretto.cli.output import clean, console, print_json, table
 
     given = texts_of(documents or [])
     with opened(model, verb="rerank", **options) as llm:
@@ -345,7 +343,6 @@ def embed(
     """Turn texts into vectors, one line of numbers each."""
     import numpy as np
 
-    from stretto.cli.output import print_json
     from stretto.weights.files import atomic_write
 
     given = texts_of(texts or [])
@@ -377,7 +374,6 @@ def transcribe(
     **options: Any,
 ) -> None:
     """Write down the speech in sound files (WAV)."""
-    from stretto.cli.output import clean, print_json
     from stretto.tasks.results import srt, vtt
 
     names = files_of(files, SOUNDS)

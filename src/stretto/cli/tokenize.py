@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from stretto.cli import options as o
+from stretto.cli.first_run import default_model
+from stretto.cli.output import clean, console, print_json
+from stretto.cli.prompts import model_and_prompt
 from stretto.errors import InvalidRequest
 
 _COLOURS = ("black on cyan", "black on yellow", "black on green", "black on magenta")
@@ -26,9 +29,6 @@ def tokenize(
     In a terminal the text itself comes first, coloured by token. One argument is the text, unless it is the
     name or path of a model; two are model and text.
     """
-    from stretto.cli.first_run import default_model
-    from stretto.cli.output import clean, console, print_json
-    from stretto.cli.prompts import model_and_prompt
     from stretto.cli.pull import pull_missing
 
     # Only the tokenizer is read: loading the model would take longer.
