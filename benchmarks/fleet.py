@@ -22,8 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from fleet_policies import LeastLoaded, PowerOfTwo, SessionHash
-from stretto.deploy.holdings import Ask, Holdings
-from stretto.deploy.policy import PrefixPolicy, RoundRobin
+from stretto.deploy.policy import Ask, Holdings, PrefixPolicy, RoundRobin
 from stretto.deploy.prefixes import BLOCK_TOKENS, bounded, packed
 from talks import LIVE, PUBLISHED, shuffled, talk_turns
 

@@ -2,8 +2,7 @@
 
 import random
 
-from stretto.deploy.holdings import Ask, Holdings
-from stretto.deploy.policy import idle_first, session_weight
+from stretto.deploy.policy import Ask, Holdings, idle_first, session_weight
 
 
 class LeastLoaded:

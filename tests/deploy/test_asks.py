@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving import visiting
-from stretto.deploy import prompts
-from stretto.deploy.asks import BLOCK_BYTES, MAX_EXACT_BYTES, MAX_PARSED_BYTES, ask_of, bearer
+from stretto.deploy import asks
+from stretto.deploy.asks import BLOCK_BYTES, MAX_EXACT_BYTES, MAX_PARSED_BYTES, TextModel, ask_of, bearer
 from stretto.deploy.environment import BUFFER_BYTES
-from stretto.deploy.holdings import Ask
+from stretto.deploy.policy import Ask
 from stretto.deploy.prefixes import BLOCK_TOKENS, report, saved_key, tenant_of, unpacked
-from stretto.deploy.prompts import TextModel
 from stretto.testing import mock_llm
 
 STORY = "Once upon a time there was a mouse who lived behind the clock in the hall of an old house. "
@@ -134,7 +133,7 @@ def test_haproxys_buffer_holds_the_bodies_whose_tokens_are_made():
 
 
 def test_remembered_texts_are_bounded(models, monkeypatch):
-    monkeypatch.setattr(prompts, "MEMO_CHARACTERS", 500)
+    monkeypatch.setattr(asks, "MEMO_CHARACTERS", 500)
     for n in range(20):
         ask_of(dumped(messages=[{"role": "user", "content": f"{n} {STORY}"}]), models)
     assert models["mock"]._tokenizer._size <= 500
@@ -142,7 +141,7 @@ def test_remembered_texts_are_bounded(models, monkeypatch):
 
 def test_a_long_new_prompt_is_known_by_its_beginning(models, monkeypatch):
     whole = ask_of(dumped(prompt=STORY * 40), models).keys
-    monkeypatch.setattr(prompts, "NEW_CHARACTERS", 1000)
+    monkeypatch.setattr(asks, "NEW_CHARACTERS", 1000)
     begun = ask_of(dumped(prompt=STORY * 40 + "."), models)
     assert begun.is_exact
     assert 25 <= len(begun.keys) <= 1000 // BLOCK_TOKENS

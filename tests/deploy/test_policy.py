@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.deploy import holdings as module
-from stretto.deploy.holdings import PICK_SECONDS, REPORT_SECONDS, Ask, Holdings
-from stretto.deploy.policy import PrefixPolicy, RoundRobin
+from stretto.deploy import policy as module
+from stretto.deploy.policy import PICK_SECONDS, REPORT_SECONDS, Ask, Holdings, PrefixPolicy, RoundRobin
 from stretto.deploy.prefixes import packed
 from stretto.errors import InvalidRequest
 

@@ -14,10 +14,9 @@ from ray.serve._private.common import DeploymentHandleSource, DeploymentID, Repl
 from ray.serve.request_router import PendingRequest
 
 from stretto.deploy import router as module
-from stretto.deploy.asks import ask_of
-from stretto.deploy.holdings import Ask
+from stretto.deploy.asks import TextModel, ask_of
+from stretto.deploy.policy import Ask
 from stretto.deploy.prefixes import chain, packed, seed, tenant_of
-from stretto.deploy.prompts import TextModel
 from stretto.deploy.router import Ingress, KnownModels, PrefixRouter, configure
 from stretto.errors import InvalidRequest
 from stretto.testing import mock_llm
@@ -275,4 +274,4 @@ def test_ingress_and_router_know_the_same_models_when_pickled_by_value(monkeypat
         cloudpickle.unregister_pickle_by_value(module)
     globals_of = ingress._ask.__globals__, router._learn.__globals__
     assert globals_of[0] is not globals_of[1]
-    assert globals_of[0]["known"] is globals_of[1]["known"] is module.known
+    assert globals_of[0]["known_models"]() is globals_of[1]["known_models"]() is module.MODELS

@@ -31,11 +31,9 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 from starlette.types import Receive, Scope, Send
 
-from stretto.deploy.asks import ask_of, bearer
+from stretto.deploy.asks import TextModel, ask_of, bearer
 from stretto.deploy.environment import KEY_HEADER, SESSION_VARIABLE
-from stretto.deploy.holdings import PICK_SECONDS, Ask, Holdings
-from stretto.deploy.policy import Policy, PrefixPolicy, RoundRobin
-from stretto.deploy.prompts import TextModel
+from stretto.deploy.policy import PICK_SECONDS, Ask, Holdings, Policy, PrefixPolicy, RoundRobin
 
 # The tokenizers of the models that replicas report, loaded beside the router.
 #
@@ -79,9 +77,14 @@ class KnownModels:
             log.warning("requests for %s are routed by their text, not by tokens: %s", name, error)
 
 
-# Of all deployments that this process routes to. Reached through this module: Ray may pickle the router's by
-# value, and then its classes have globals of their own.
-MODELS = KnownModels()
+MODELS = KnownModels()  # of all deployments that this process routes to
+
+
+def known_models() -> KnownModels:
+    """Those of this process: where Ray pickles classes by value, their globals are their own."""
+    from stretto.deploy import router
+
+    return router.MODELS
 
 
 def _is_file(name: object, file: object) -> bool:
@@ -146,7 +149,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray may not be insta
             if report and report is not self._taken.get(name):
                 self._taken[name] = report
                 self._holdings.reported(name, report, now)
-                MODELS.reported(report)
+                known_models().reported(report)
 
 
 def asked(pending: PendingRequest | None) -> Ask:
@@ -205,11 +208,11 @@ class Ingress:
         return {**counts, "p50": p50, "p99": p99, "cpu": time.process_time()}
 
     def _ask(self, data: bytes, headers: Mapping[str, str]) -> Ask:
-        session = headers.get(SESSION_HEADER, "")
+        session, models = headers.get(SESSION_HEADER, ""), known_models()
         tenant = b""
         if SESSION_HEADER == KEY_HEADER:  # then it is no session
-            session, tenant = "", bearer(session) if MODELS.is_salted else b""
-        return ask_of(data, MODELS.ready(), session, tenant)
+            session, tenant = "", bearer(session) if models.is_salted else b""
+        return ask_of(data, models.ready(), session, tenant)
 
     async def _choose(self, ask: Ask) -> str:
         async with self._handle.choose_replica(ask, _reserve=False) as chosen:
