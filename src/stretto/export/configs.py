@@ -1,51 +1,37 @@
-"""The configurations beside an exported model: config.json, generation_config.json and genai_config.json."""
+"""The documents beside an exported model: configurations for transformers and genai, and the tokenizer."""
 
 from __future__ import annotations
 
+import json
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from stretto.errors import Unsupported
 from stretto.models.rope import plain_frequencies
 from stretto.models.spec import Attention, ModelSpec, Rope
+from stretto.text.bpe import MERGES, BPETokenizer, read_merges
+from stretto.text.pretokenizers import pretokenizer
+from stretto.text.spm import SPACE, SPMTokenizer
 from stretto.text.tokenizer import Tokenizer
+from stretto.text.vocabulary import TokenType, read_scores
+from stretto.weights.metadata import Metadata
 
 Document = dict[str, Any]
 
-# transformers' names of architectures that are called otherwise in GGUF files.
-MODEL_TYPES = {
-    "command-r": "cohere",
-    "gemma3": "gemma3_text",
-    "gemma4": "gemma4_text",
-    "hunyuan-dense": "hunyuan_v1_dense",
-    "mistral3": "ministral3",
-    "qwen3vl": "qwen3_vl_text",
-}
-CLASSES = {
-    "cohere": "Cohere",
-    "cohere2": "Cohere2",
-    "ernie4_5": "Ernie4_5",
-    "exaone4": "Exaone4",
-    "gemma3_text": "Gemma3",
-    "gemma4_text": "Gemma4",
-    "glm4": "Glm4",
-    "hunyuan_v1_dense": "HunYuanDenseV1",
-    "ministral3": "Ministral3",
-    "olmo2": "Olmo2",
-    "qwen3_vl_text": "Qwen3VLText",
-    "seed_oss": "SeedOss",
-    "smollm3": "SmolLM3",
-}
-# Those that onnxruntime-genai knows by name; all others are a "decoder" to it, which is the same.
-GENAI_TYPES = {
-    *("ernie4_5", "gemma", "gemma2", "gemma3_text", "granite", "llama", "phi3", "qwen2", "qwen3", "smollm3"),
-}
-ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu", "relu2": "relu2"}
+# Names of others, and what their documents always have:
+#
+# - `model_types`: transformers' names of architectures that are called otherwise in GGUF files; `classes`
+# - `genai_types`: those that onnxruntime-genai knows by name; all others are a "decoder" to it, the same
+# - `genai`: KleidiAI, on by default on ARM, is off there: it is less accurate (stretto docs how-to/export)
+_DATA: Document = json.loads(Path(__file__).with_name("documents.json").read_bytes())
 
 
 def model_type(spec: ModelSpec) -> str:
     """transformers' name of the architecture."""
-    return MODEL_TYPES.get(spec.architecture, spec.architecture)
+    return str(_DATA["model_types"].get(spec.architecture, spec.architecture))
 
 
 def model_config(spec: ModelSpec, tokenizer: Tokenizer, precision: str) -> Document:
@@ -55,7 +41,7 @@ def model_config(spec: ModelSpec, tokenizer: Tokenizer, precision: str) -> Docum
     windows = [layer.attention.window if layer.attention else None for layer in spec.layers]
     ffn = next((layer.ffn for layer in spec.layers if layer.ffn is not None), None)
     config: Document = {
-        "architectures": [f"{CLASSES.get(kind, kind.capitalize())}ForCausalLM"],
+        "architectures": [f"{_DATA['classes'].get(kind, kind.capitalize())}ForCausalLM"],
         "model_type": kind,
         "vocab_size": spec.n_vocab,
         "hidden_size": spec.n_embd,
@@ -64,7 +50,7 @@ def model_config(spec: ModelSpec, tokenizer: Tokenizer, precision: str) -> Docum
         "num_attention_heads": spec.n_head,
         "num_key_value_heads": spec.n_kv_head,
         "head_dim": spec.head_size,
-        "hidden_act": ACTIVATIONS[ffn.activation] if ffn is not None else "silu",
+        "hidden_act": _DATA["activations"]["silu" if ffn is None else ffn.activation],
         "max_position_embeddings": spec.context_length,
         "attention_bias": attention.bias,
         "tie_word_embeddings": spec.tied,
@@ -105,48 +91,24 @@ def genai_config(spec: ModelSpec, tokenizer: Tokenizer, shared: bool) -> Documen
     """genai_config.json; `shared`: past and present may be one buffer."""
     ids, kind = special_ids(tokenizer), model_type(spec)
     pad = ids["pad_token_id"]
-    decoder = {
-        # KleidiAI, on by default on ARM, is less accurate (stretto docs how-to/export).
-        "session_options": {
-            "log_id": "onnxruntime-genai",
-            "mlas.disable_kleidiai": "1",
-            "provider_options": [],
-        },
-        "filename": "model.onnx",
+    found = deepcopy(_DATA["genai"])
+    found["model"] |= {
+        "type": kind if kind in _DATA["genai_types"] else "decoder",
+        "bos_token_id": ids["bos_token_id"] if ids["bos_token_id"] is not None else pad or 0,
+        "eos_token_id": ids["eos_token_id"] if ids["eos_token_id"] is not None else 0,
+        "pad_token_id": pad or 0,
+        "context_length": spec.context_length,
+        "vocab_size": spec.n_vocab,
+    }
+    found["model"]["decoder"] |= {
         "head_size": spec.head_size,
         "hidden_size": spec.n_embd,
         "num_attention_heads": spec.n_head,
         "num_hidden_layers": spec.n_layer,
         "num_key_value_heads": spec.n_kv_head,
-        "inputs": {
-            **{name: name for name in ("input_ids", "attention_mask", "position_ids")},
-            "past_key_names": "past_key_values.%d.key",
-            "past_value_names": "past_key_values.%d.value",
-        },
-        "outputs": {
-            "logits": "logits",
-            "present_key_names": "present.%d.key",
-            "present_value_names": "present.%d.value",
-        },
     }
-    return {
-        "model": {
-            "type": kind if kind in GENAI_TYPES else "decoder",
-            "bos_token_id": ids["bos_token_id"] if ids["bos_token_id"] is not None else pad or 0,
-            "eos_token_id": ids["eos_token_id"] if ids["eos_token_id"] is not None else 0,
-            "pad_token_id": pad or 0,
-            "context_length": spec.context_length,
-            "vocab_size": spec.n_vocab,
-            "decoder": decoder,
-        },
-        "search": {
-            "do_sample": False,
-            "max_length": spec.context_length,
-            "num_beams": 1,
-            "past_present_share_buffer": shared,
-            "top_k": 1,
-        },
-    }
+    found["search"] |= {"max_length": spec.context_length, "past_present_share_buffer": shared}
+    return found
 
 
 def _first_attention(spec: ModelSpec) -> Attention:
@@ -179,3 +141,156 @@ def _base(rope: Rope) -> float | None:
     base = float(rope.frequencies[1] ** (-size / 2))
     base = round(base) if abs(base - round(base)) < 1e-6 * base else base
     return base if np.allclose(plain_frequencies(base, size), rope.frequencies, rtol=1e-5) else None
+
+
+# A model's tokenizer as tokenizer.json, which the `tokenizers` library reads, and its configuration.
+#
+# Special tokens are parsed in every text there, and BOS and EOS are added as the model asks: ids are those of
+# `Tokenizer.encode(text, special=True)`.
+
+
+def tokenizer_json(metadata: Metadata, tokenizer: Tokenizer) -> Document:
+    """The document of a tokenizer; `Unsupported` for kinds that the library has no form for."""
+    if isinstance(tokenizer, BPETokenizer):
+        parts = _bpe(metadata, tokenizer)
+    elif isinstance(tokenizer, SPMTokenizer):
+        parts = _sentencepiece(metadata, tokenizer)
+    else:
+        raise Unsupported(
+            f"tokenizers of kind {tokenizer.name!r} cannot be written as tokenizer.json; only BPE over bytes "
+            "and SentencePiece can",
+            param="model",
+            value=tokenizer.name,
+        )
+    own = {"added_tokens": _added_tokens(tokenizer), "post_processor": _post_processor(tokenizer)}
+    return {**_DATA["tokenizer"], **own, **parts}
+
+
+def tokenizer_config(tokenizer: Tokenizer, context: int, template: str) -> Document:
+    """tokenizer_config.json: the special tokens by their texts, and the chat template."""
+    vocabulary = tokenizer.vocabulary
+    named = {
+        "bos_token": tokenizer.bos_id,
+        "eos_token": tokenizer.eos_id,
+        "unk_token": vocabulary.unknown_id,
+        "pad_token": tokenizer.eos_id,
+    }
+    config: Document = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": tokenizer.add_bos,
+        "add_eos_token": tokenizer.add_eos,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": context,
+        **{name: tokenizer.piece(token) for name, token in named.items() if token is not None},
+    }
+    return config | ({"chat_template": template} if template else {})
+
+
+def _added_tokens(tokenizer: Tokenizer) -> list[Document]:
+    """Tokens that are found before anything else: control tokens, and those a user has defined."""
+    found = dict.fromkeys(tokenizer.specials.values(), True)
+    found |= dict.fromkeys(tokenizer.vocabulary.of_type(TokenType.USER_DEFINED).values(), False)
+    return [
+        {
+            "id": token,
+            "content": tokenizer.piece(token),
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": token in tokenizer.strips_after,
+            "normalized": False,
+            "special": special,
+        }
+        for token, special in sorted(found.items())
+    ]
+
+
+def _post_processor(tokenizer: Tokenizer) -> Document | None:
+    """BOS and EOS, where the model asks for them."""
+    bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
+    eos = [tokenizer.eos_id] if tokenizer.add_eos and tokenizer.eos_id is not None else []
+    if not bos and not eos:
+        return None
+
+    def special(token: int, text: int) -> Document:
+        return {"SpecialToken": {"id": tokenizer.piece(token), "type_id": text}}
+
+    def around(name: str, text: int) -> list[Document]:
+        sequence: Document = {"Sequence": {"id": name, "type_id": text}}
+        return [*(special(t, text) for t in bos), sequence, *(special(t, text) for t in eos)]
+
+    pieces = {token: tokenizer.piece(token) for token in (*bos, *eos)}
+    return {
+        "type": "TemplateProcessing",
+        "single": around("A", 0),
+        "pair": around("A", 0) + around("B", 1),
+        "special_tokens": {
+            piece: {"id": piece, "ids": [token], "tokens": [piece]} for token, piece in pieces.items()
+        },
+    }
+
+
+def _model(tokenizer: Tokenizer, merges: list[tuple[str, str]], **changes: Any) -> Document:
+    """The library's BPE. Special tokens are in its vocabulary, so that they keep their ids."""
+    spaced = any(" " in text for pair in merges for text in pair)
+    return {
+        **_DATA["bpe"],
+        **changes,
+        "vocab": tokenizer.vocabulary.ids,
+        # As older versions read it, where that is unambiguous.
+        "merges": [list(pair) for pair in merges] if spaced else [" ".join(pair) for pair in merges],
+    }
+
+
+def _bpe(metadata: Metadata, tokenizer: BPETokenizer) -> Document:
+    words = pretokenizer(tokenizer.name)
+    ids = {text: i for text, i in tokenizer.vocabulary.ids.items() if text not in tokenizer.specials}
+    merges = read_merges(metadata.strings(MERGES), ids, tokenizer.vocabulary.ids)
+    splits = [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in words.patterns
+    ]
+    return {
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, _DATA["byte_level"]]},
+        "decoder": _DATA["byte_level"],
+        "model": _model(tokenizer, merges, ignore_merges=words.ignore_merges),
+    }
+
+
+def _sentencepiece(metadata: Metadata, tokenizer: SPMTokenizer) -> Document:
+    replace: Document = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    back: Document = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    normalizer, decoders = replace, [back, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    if tokenizer.space_prefix:
+        prepend = {"type": "Prepend", "prepend": SPACE}
+        normalizer = {"type": "Sequence", "normalizers": [prepend, replace]}
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    unknown = tokenizer.vocabulary.unknown_id
+    has_bytes = bool(np.count_nonzero(tokenizer.vocabulary.types == TokenType.BYTE) == 256)
+    return {
+        "normalizer": normalizer,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": _model(
+            tokenizer,
+            _merges_by_score(metadata, tokenizer),
+            unk_token=None if unknown is None else tokenizer.piece(unknown),
+            byte_fallback=has_bytes,
+        ),
+    }
+
+
+def _merges_by_score(metadata: Metadata, tokenizer: SPMTokenizer) -> list[tuple[str, str]]:
+    """The pairs that make up each token, in the order that SentencePiece merges them: by score."""
+    vocabulary = tokenizer.vocabulary
+    hidden = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED, TokenType.BYTE)
+    plain = ~np.isin(vocabulary.types, hidden)
+    ids = {text: token for text, token in vocabulary.ids.items() if plain[token]}
+    scores = read_scores(metadata, tokenizer.n_vocab)
+    order = sorted(ids.items(), key=lambda item: -scores[item[1]])
+    merges: list[tuple[str, str]] = []
+    for text, _ in order:
+        pairs = [(text[:at], text[at:]) for at in range(1, len(text))]
+        known = [
+            (ids[left], ids[right], left, right) for left, right in pairs if left in ids and right in ids
+        ]
+        merges += [(left, right) for _, _, left, right in sorted(known)]
+    return merges

@@ -13,16 +13,23 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import onnx
 
-from stretto.errors import InvalidRequest
-from stretto.export import configs
+from stretto.errors import InvalidRequest, wrong_value
+from stretto.export.configs import (
+    Document,
+    genai_config,
+    generation_config,
+    model_config,
+    tokenizer_config,
+    tokenizer_json,
+)
 from stretto.export.decoder import FORMS, PRECISIONS, Progress, build, check
 from stretto.export.forms import GQA_HEAD_SIZES
 from stretto.export.graph import DataFile
-from stretto.export.tokenizer import Document, tokenizer_config, tokenizer_json
 from stretto.models import ModelSpec, read_spec
 from stretto.text.loading import load_tokenizer
 from stretto.weights.gguf import GGUF
@@ -90,20 +97,14 @@ def export_onnx(
 
 def _check(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise InvalidRequest(
-            f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}", param=name, value=value
-        )
+        raise wrong_value(name, value, f"one of {', '.join(map(repr, allowed))}")
 
 
 def _context(spec: ModelSpec, context: int | None) -> int:
     if context is None:
         return min(spec.context_length, DEFAULT_CONTEXT)
     if not 1 <= context <= spec.context_length:
-        raise InvalidRequest(
-            f"context must be from 1 to {spec.context_length}, the model's own, not {context}",
-            param="context",
-            value=context,
-        )
+        raise wrong_value("context", context, f"from 1 to {spec.context_length}, the model's own")
     return context
 
 
@@ -154,12 +155,7 @@ def _write_model(
 
 def _expected_bytes(spec: ModelSpec, precision: str) -> float:
     """About how much the weights take, and the tables of ropes."""
-    weights = 0
-    for shape in spec.tensors().values():
-        count = 1
-        for axis in shape:
-            count *= axis
-        weights += count
+    weights = sum(map(prod, spec.tensors().values()))
     ropes = {layer.attention.rope for layer in spec.layers if layer.attention is not None}
     tables = sum(8 * spec.context_length * len(rope.frequencies) for rope in ropes if rope is not None)
     return weights * BYTES_OF_A_WEIGHT[precision] + tables
@@ -171,8 +167,8 @@ def _write_texts(file: GGUF, spec: ModelSpec, folder: Path, precision: str, form
     template = file.metadata.text("tokenizer.chat_template", "")
     _write_json(folder / "tokenizer.json", tokenizer_json(file.metadata, tokenizer))
     _write_json(folder / "tokenizer_config.json", tokenizer_config(tokenizer, spec.context_length, template))
-    _write_json(folder / "config.json", configs.model_config(spec, tokenizer, precision))
-    _write_json(folder / "generation_config.json", configs.generation_config(tokenizer))
+    _write_json(folder / "config.json", model_config(spec, tokenizer, precision))
+    _write_json(folder / "generation_config.json", generation_config(tokenizer))
     if template:
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     if form != "cells":
@@ -180,7 +176,7 @@ def _write_texts(file: GGUF, spec: ModelSpec, folder: Path, precision: str, form
             layer.attention is None or layer.attention.head_size % GQA_HEAD_SIZES == 0
             for layer in spec.layers
         )
-        _write_json(folder / "genai_config.json", configs.genai_config(spec, tokenizer, shared))
+        _write_json(folder / "genai_config.json", genai_config(spec, tokenizer, shared))
 
 
 def _write_json(path: Path, document: Document) -> None:

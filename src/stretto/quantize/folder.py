@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stretto.errors import InvalidRequest, ModelError
-from stretto.quantize.choice import find_mix
 from stretto.quantize.imatrix import ImportanceMatrix
-from stretto.quantize.model import Progress, Written, read_importance, read_overrides, write_model
+from stretto.quantize.model import Progress, Written, make_recipe, write_model
 from stretto.text.folder_config import TokenizerConfig, read_tokenizer_config
 from stretto.text.json_steps import Steps
 from stretto.text.loading import (
@@ -35,25 +36,7 @@ from stretto.weights.metadata import make_metadata
 
 # Texts that tell tokenizers apart: scripts, digits, spaces, line breaks, contractions, emoji.
 
-PROBES = (
-    "Hello, world! It's 2024; they'LL pay $1,234.56 (or 12345678901 ¥) — isn't that \"great\"?",
-    "  two spaces,   three    four\ttab\t\ttabs \n\n newlines\r\n\r\nand more\n\n\n end   ",
-    "def f(x):\n    return x**2 + 3.14e-10  # comment_with_underscores CamelCase XMLHttpRequest2\n",
-    "Der Öffentlichkeitsarbeit-Ausschuß aß Äpfel für 3€; naïve café, œuvre, São Tomé, Łódź, İstanbul.",
-    "Привет, как дела? Всё хорошо 123. Ελληνικά: Καλημέρα κόσμε. עברית: שלום עולם. العربية: مرحبا ١٢٣",
-    "你好，世界！今天是2024年5月17日。日本語のテキスト、カタカナとひらがな。한국어 문장입니다 456",
-    "हिन्दी में लिखा हुआ १२३, বাংলা, தமிழ், ไทยภาษา, ကမြန်မာ, አማርኛ, ქართული, Հայերեն",
-    "😀😃👨‍👩‍👧‍👦🏳️‍🌈 é (combining) ﬁ ligature ½ ² Ⅷ ™ … ‘quotes’ “double” «guillemets» \u00a0nbsp\u200bzero",
-    'http://example.com/path?query=1&other=%20#frag user@mail.org <html>&amp;</html> {"json": [1, 2.5]}',
-    "don't DON'T we've I'm he'd she's you're 'tis 'S 'T 'RE 'Ve'll",
-    "1 12 123 1234 12345 123456 1234567 0x1F 1_000 3rd 42nd 7.0.1 v2",
-    "a",
-    " a",
-    "",
-    "\n",
-    " ",
-    "   \n\n   ",
-)
+PROBES: list[str] = json.loads(Path(__file__).with_name("probes.json").read_bytes())
 
 
 # The tokenizer of a Hugging Face folder as a GGUF file describes it.
@@ -200,7 +183,7 @@ def _is_same(keys: Keys, wanted: Tokenizer, folder: Path) -> bool:
         return False
 
 
-def _probes(folder: Path) -> tuple[str, ...]:
+def _probes(folder: Path) -> list[str]:
     """The texts to compare by.
 
     Some tokenizers put a space in front of a text unless it begins with one. GGUF files cannot say so, and
@@ -209,7 +192,7 @@ def _probes(folder: Path) -> tuple[str, ...]:
     if (folder / JSON_NAME).exists():
         steps = Steps(read_object(folder / JSON_NAME, MAX_JSON_BYTES))
         if any(step["type"] == "Metaspace" for step in steps.pre_tokenizer) and not steps.normalizer:
-            return tuple(text for text in PROBES if not text.startswith(" "))
+            return [text for text in PROBES if not text.startswith(" ")]
     return PROBES
 
 
@@ -273,20 +256,10 @@ def convert_folder(
             value=str(path),
         )
     with Folder(path) as file:
-        chosen = find_mix(mix or _own_mix(file))
-        return write_model(
-            file,
-            target,
-            chosen,
-            _metadata(file, path),
-            plain_as_float32=True,
-            imatrix=read_importance(imatrix),
-            overrides=read_overrides(tensor_types),
-            pure=pure,
-            allow_requantize=True,  # nothing in a folder is quantised, but what its authors did
-            threads=threads,
-            progress=progress,
-        )
+        recipe = make_recipe(mix or _own_mix(file), imatrix, tensor_types, pure, threads, progress)
+        # Nothing in a folder is quantised, but what its authors did.
+        recipe = replace(recipe, allow_requantize=True, plain_as_float32=True)
+        return write_model(file, target, recipe, _metadata(file, path))
 
 
 def _own_mix(file: GGUF) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import re
@@ -157,29 +158,45 @@ def quantize_model(
 
     >>> quantize_model("model-f16.gguf", "model-q4_k_m.gguf", "q4_k_m")
     """
+    recipe = make_recipe(mix, imatrix, tensor_types, pure, threads, progress)
+    recipe = dataclasses.replace(recipe, allow_requantize=allow_requantize)
     with GGUF(source) as file:
-        return write_model(
-            file,
-            target,
-            find_mix(mix),
-            file.metadata,
-            types=file.metadata.types,
-            imatrix=read_importance(imatrix),
-            overrides=read_overrides(tensor_types),
-            pure=pure,
-            allow_requantize=allow_requantize,
-            replace=replace,
-            threads=threads,
-            progress=progress,
-        )
+        return write_model(file, target, recipe, file.metadata, types=file.metadata.types, replace=replace)
 
 
-def read_importance(given: str | os.PathLike[str] | ImportanceMatrix | None) -> ImportanceMatrix | None:
-    """An importance matrix that is given as such, or as a file."""
-    return given if given is None or isinstance(given, ImportanceMatrix) else ImportanceMatrix.read(given)
+@dataclass(frozen=True)
+class Recipe:
+    """How tensors get their formats: a mix, formats by patterns of names, and what errors count.
+
+    `plain_as_float32` widens what is kept as it is.
+    """
+
+    mix: Mix
+    imatrix: ImportanceMatrix | None = None
+    overrides: Sequence[tuple[re.Pattern[str], Format]] = ()
+    pure: bool = False
+    threads: int | None = None
+    progress: Progress | None = None
+    allow_requantize: bool = False
+    plain_as_float32: bool = False
 
 
-def read_overrides(pairs: Sequence[tuple[str, str]]) -> list[tuple[re.Pattern[str], Format]]:
+def make_recipe(
+    mix: str,
+    imatrix: str | os.PathLike[str] | ImportanceMatrix | None,
+    tensor_types: Sequence[tuple[str, str]],
+    pure: bool,
+    threads: int | None,
+    progress: Progress | None,
+) -> Recipe:
+    """The recipe of what callers give: names and files are read."""
+    chosen, types = find_mix(mix), _read_overrides(tensor_types)
+    if imatrix is not None and not isinstance(imatrix, ImportanceMatrix):
+        imatrix = ImportanceMatrix.read(imatrix)
+    return Recipe(chosen, imatrix, types, pure, threads, progress)
+
+
+def _read_overrides(pairs: Sequence[tuple[str, str]]) -> list[tuple[re.Pattern[str], Format]]:
     """Patterns of names and the formats for them."""
     found = []
     for pattern, name in pairs:
@@ -195,20 +212,13 @@ def read_overrides(pairs: Sequence[tuple[str, str]]) -> list[tuple[re.Pattern[st
 def write_model(
     file: GGUF,
     target: str | os.PathLike[str],
-    mix: Mix,
+    recipe: Recipe,
     metadata: Mapping[str, Any],
     *,
     types: Mapping[str, ValueType] | None = None,
-    plain_as_float32: bool = False,
-    imatrix: ImportanceMatrix | None = None,
-    overrides: Sequence[tuple[re.Pattern[str], Format]] = (),
-    pure: bool = False,
-    allow_requantize: bool = False,
     replace: bool = True,
-    threads: int | None = None,
-    progress: Progress | None = None,
 ) -> Written:
-    """Write an open model with a mix's formats and this metadata. `plain_as_float32` widens what is kept."""
+    """Write an open model with a recipe's formats and this metadata."""
     path = Path(target).expanduser()
     for part in file.files:
         if path.exists() and part.exists() and path.samefile(part):
@@ -221,20 +231,10 @@ def write_model(
             param="target",
             value=path,
         )
-    tensors = choose_tensors(
-        file,
-        mix,
-        imatrix=imatrix,
-        overrides=overrides,
-        pure=pure,
-        allow_requantize=allow_requantize,
-        threads=threads,
-        progress=progress,
-        plain_as_float32=plain_as_float32,
-    )
+    tensors = choose_tensors(file, recipe)
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
     _check_space(path, nbytes)
-    values = described(metadata, mix, imatrix)
+    values = describe(metadata, recipe)
     kept = {key: kind for key, kind in (types or {}).items() if values.get(key) is metadata.get(key)}
     try:
         write_gguf(path, values, _Forgetting(file, tensors), types=kept)
@@ -261,37 +261,32 @@ class _Forgetting(dict[str, Writable]):
 
 
 def choose_tensors(
-    file: GGUF,
-    mix: Mix,
-    *,
-    imatrix: ImportanceMatrix | None = None,
-    overrides: Sequence[tuple[re.Pattern[str], Format]] = (),
-    pure: bool = False,
-    allow_requantize: bool = False,
-    threads: int | None = None,
-    progress: Progress | None = None,
-    plain_as_float32: bool = False,
-    kept: Kept | None = None,
-    at_load: bool = False,
+    file: GGUF, recipe: Recipe, kept: Kept | None = None, at_load: bool = False
 ) -> dict[str, Tensor]:
-    """The tensors of a file in the formats of a mix: those that change are made when they are read.
+    """The tensors of a file by a recipe: those that change are made when they are read.
 
     `at_load` is for errors: the parameter is then `quantize` of `stretto.load`.
     """
+    imatrix, progress = recipe.imatrix, recipe.progress
     chosen = choose_formats(
-        mix, file.metadata, file.tensors, has_imatrix=imatrix is not None, overrides=overrides, pure=pure
+        recipe.mix,
+        file.metadata,
+        file.tensors,
+        has_imatrix=imatrix is not None,
+        overrides=recipe.overrides,
+        pure=recipe.pure,
     )
-    if plain_as_float32:
+    if recipe.plain_as_float32:
         chosen |= {
             name: Format.F32
             for name, tensor in file.tensors.items()
             if chosen[name] is tensor.format and tensor.format in PLAIN and not is_quantised(tensor)
         }
     changed = {name: fmt for name, fmt in chosen.items() if fmt is not file.tensors[name].format}
-    if not allow_requantize:
+    if not recipe.allow_requantize:
         _check_sources(file, changed, at_load)
     _check_importance(file, changed, imatrix)
-    quantizer = _native.Quantizer(threads or usable_cores())
+    quantizer = _native.Quantizer(recipe.threads or usable_cores())
     total = sum(prod(file.tensors[name].shape) for name in changed)
     written = 0
 
@@ -355,11 +350,11 @@ def _check_space(path: Path, nbytes: int) -> None:
         )
 
 
-def described(metadata: Mapping[str, Any], mix: Mix, imatrix: ImportanceMatrix | None) -> dict[str, Any]:
-    """The metadata of a model in a mix: as it was, with its formats and without its parts."""
+def describe(metadata: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """The metadata of a model by a recipe: as it was, with its formats and without its parts."""
     values = {key: value for key, value in metadata.items() if key not in (NUMBER, COUNT, TENSORS)}
-    values |= {"general.quantization_version": VERSION, "general.file_type": mix.file_type}
-    if imatrix is not None:
+    values |= {"general.quantization_version": VERSION, "general.file_type": recipe.mix.file_type}
+    if (imatrix := recipe.imatrix) is not None:
         values |= {
             "quantize.imatrix.file": imatrix.path,
             "quantize.imatrix.dataset": " ".join(imatrix.datasets),
@@ -387,7 +382,7 @@ class QuantisedFile(GGUF):
         self.path, self.version, self.alignment = file.path, file.version, file.alignment
         self.metadata = file.metadata
         self._kept = Kept()
-        self.tensors = choose_tensors(file, chosen, threads=threads, kept=self._kept, at_load=True)
+        self.tensors = choose_tensors(file, Recipe(chosen, threads=threads), self._kept, at_load=True)
 
     @property
     def files(self) -> tuple[Path, ...]:
