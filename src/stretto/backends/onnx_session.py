@@ -33,10 +33,7 @@ EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 EXTRA = "pip install 'stretto[onnx]'"
 OLDEST, NEWEST = (1, 23), (1, 31)  # of ONNX Runtime that `make check-onnx` tests
 MERGED = (1, 24)  # the first one that opens merged decoders; before, some of them end the process
-RIGHT_WINDOWS = (
-    1,
-    24,
-)  # the first one whose windows have as many tokens as they say; before, they had one more
+RIGHT_WINDOWS = (1, 24)  # the first one whose windows have as many tokens as they say, and not one more
 RIGHT_CAPS = (1, 27)  # the first one whose Attention caps scores before it masks them
 WINDOW = "local_window_size"
 OPENVINO_TYPES = ("CPU", "GPU", "NPU")  # OpenVINO's own devices: "openvino:GPU"
@@ -66,7 +63,7 @@ class OnnxSession:
         try:
             results = self.raw.run(names, {name: np.ascontiguousarray(x) for name, x in feeds.items()})
         except Exception as error:  # ONNX Runtime's exceptions have no common base
-            raise _failure("ONNX Runtime cannot compute it", error, self.file) from error
+            raise make_failure(error, self.file) from error
         return dict(zip(names, results, strict=True))
 
     def close(self) -> None:
@@ -292,7 +289,7 @@ def _open(
         try:
             raw = runtime.InferenceSession(source, settings, providers=wanted)
         except Exception as error:  # ONNX Runtime's exceptions have no common base
-            raise _failure(f"ONNX Runtime cannot open it on {device!r}", error, file) from error
+            raise make_failure(error, file, f"open it on {device!r}") from error
     raw.disable_fallback()
     raw._model_bytes = None  # kept for the fallback: a graph in place of the file's, with its embedding
     if provider not in raw.get_providers():
@@ -326,7 +323,7 @@ def _source(settings: Any, file: OnnxFile, replacement: Replacement | None) -> s
         if replacement.library:
             settings.register_custom_ops_library(replacement.library)
     except Exception as error:  # ONNX Runtime's exceptions have no common base
-        raise _failure("ONNX Runtime cannot load our operators", error, file) from error
+        raise make_failure(error, file, "load our operators") from error
     settings.add_session_config_entry(EXTERNAL_FOLDER, str(file.path.parent))
     return replacement.model
 
@@ -355,7 +352,7 @@ def _register_allocator(runtime: Any, memory: int) -> None:
     runtime.create_and_register_allocator(place, arena)
 
 
-def _failure(what: str, error: Exception, file: OnnxFile) -> ModelError:
-    """ONNX Runtime's error, on one line of reasonable length."""
+def make_failure(error: Exception, file: OnnxFile, what: str = "compute it") -> ModelError:
+    """The error of what ONNX Runtime has refused or broken off, on one line of reasonable length."""
     text = " ".join(str(error).split())
-    return ModelError(f"{what}: {text:.500}", path=file.path)
+    return ModelError(f"ONNX Runtime cannot {what}: {text:.500}", path=file.path)

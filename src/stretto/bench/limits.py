@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
@@ -107,15 +107,8 @@ class Machine:
 
     def best(self, other: Machine) -> Machine:
         """The higher figure of each: other load can only make them lower."""
-        return Machine(
-            self.cpu,
-            self.threads,
-            self.kernels,
-            max(self.bandwidth, other.bandwidth),
-            self.bandwidth_nbytes,
-            self.instruction,
-            max(self.integer_peak, other.integer_peak),
-        )
+        bandwidth = max(self.bandwidth, other.bandwidth)
+        return replace(self, bandwidth=bandwidth, integer_peak=max(self.integer_peak, other.integer_peak))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from statistics import median
 from typing import Any, Literal
 
@@ -70,7 +70,7 @@ def loops(
     check_integer("rounds", rounds, 1, 1 << 20)
     ways: dict[str, Callable[[LLM, int, Sampling], float]] = {"llm.stream": _stream, "seq.step": _step}
     if llm.backend.capabilities.fused:
-        ways[FUSED] = _fused
+        ways[FUSED] = partial(_stream, loop="fused")
     results = [Loop(name, sampling) for sampling in TEMPERATURES for name in ways]
     for run in ways.values():
         run(llm, min(8, tokens), "default")  # warms up
@@ -97,11 +97,6 @@ def _stream(llm: LLM, tokens: int, sampling: Sampling, loop: Literal["python", "
     ):
         pass
     return time.perf_counter() - begun
-
-
-def _fused(llm: LLM, tokens: int, sampling: Sampling) -> float:
-    """The seconds of a stream by the native loop."""
-    return _stream(llm, tokens, sampling, "fused")
 
 
 def _step(llm: LLM, tokens: int, sampling: Sampling) -> float:

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from stretto.backends.base import Batch, Capabilities, Decoding, FusedRun, NoSlots
 from stretto.backends.looping import batch_of, goes_on, is_interrupted, next_uniform
-from stretto.backends.onnx.calls import Caller, Presents, Tail, failure
+from stretto.backends.onnx.calls import Caller, Presents, Tail
 from stretto.backends.onnx.graph import DecoderGraph, Plane
 from stretto.backends.onnx.grouping import Chain, check_exact, group_chains
 from stretto.backends.onnx.packing import Packing
 from stretto.backends.onnx.pool import HeadPool, Pool
 from stretto.backends.onnx.spec import DecoderSpec
-from stretto.backends.onnx_session import INDEXED, OnnxSession
+from stretto.backends.onnx_session import INDEXED, OnnxSession, make_failure
 from stretto.errors import Unsupported
 from stretto.sampling.sampler import choose
 
@@ -226,7 +226,7 @@ class OnnxBackend(PoolBackend):
             return tail.step(token, cell, self.spec.n_vocab)
         except Exception as error:  # ONNX Runtime's exceptions have no common base
             self._end_tail()
-            raise failure(error, self.graph) from error
+            raise make_failure(error, self.graph.file) from error
 
     def _forward(self, batch: Batch) -> Floats:
         """`forward` of any batch."""

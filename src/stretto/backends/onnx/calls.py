@@ -19,8 +19,7 @@ from stretto.backends.base import Decoding
 from stretto.backends.onnx.graph import IDS, DecoderGraph
 from stretto.backends.onnx.grouping import Chain
 from stretto.backends.onnx.pool import HeadPool
-from stretto.backends.onnx_session import OnnxSession, import_runtime
-from stretto.errors import ModelError
+from stretto.backends.onnx_session import OnnxSession, import_runtime, make_failure
 
 # K and V of sequences as the last call of the graph left them, so that a plain continuation gathers
 # nothing.
@@ -219,7 +218,7 @@ class Caller:
             self.presents.add(replace(past, binding=None))  # it may have K and V that the pool lacks
             if not isinstance(error, Exception):
                 raise
-            raise failure(error, self.graph) from error
+            raise make_failure(error, self.graph.file) from error
         self.presents.add(self._following(chains, past, binding))
         return logits
 
@@ -360,12 +359,6 @@ class Caller:
         return self._runtime.OrtValue.ortvalue_from_numpy(
             array, memory, self.session.index if memory != "cpu" else 0
         )
-
-
-def failure(error: Exception, graph: DecoderGraph) -> ModelError:
-    """The error of a call that ONNX Runtime has refused or broken off."""
-    text = " ".join(str(error).split())
-    return ModelError(f"ONNX Runtime cannot compute it: {text:.500}", path=graph.file.path)
 
 
 # The end of one sequence that grows by a token a call: everything is bound once, and only numbers change.

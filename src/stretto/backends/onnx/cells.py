@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from stretto.backends.base import Batch, Capabilities
 from stretto.backends.batch import Placement
 from stretto.backends.onnx.backend import PoolBackend
-from stretto.backends.onnx.graph import FLOATS, MAX_HEAD, Plane, n_rope_rows
+from stretto.backends.onnx.graph import FLOATS, MAX_HEAD, Graph, Plane, n_rope_rows
 from stretto.backends.onnx.grouping import check_plain
 from stretto.backends.onnx.pool import FlatPool
 from stretto.backends.onnx.spec import DecoderSpec, read_kv_heads
-from stretto.backends.onnx_session import OnnxSession
+from stretto.backends.onnx_session import OnnxSession, make_failure
 from stretto.errors import ModelError, Unsupported
 from stretto.weights.onnx import OnnxFile
 
@@ -36,22 +36,16 @@ PLAIN = ("tokens", "positions", "cells", "rows")
 REMEDY = "export the model again with: stretto export onnx --form cells"
 
 
-@dataclass(frozen=True)
-class CellsGraph:
+@dataclass(frozen=True, kw_only=True)
+class CellsGraph(Graph):
     """The inputs and outputs of a graph over cells; `masks` are the inputs that say who sees whom."""
 
-    file: OnnxFile
-    n_vocab: int | None
-    planes: tuple[Plane, ...]
-    type: str
     masks: Mapping[str, int | None]  # their windows
-    windows: Mapping[int, int | None] | None = None
-    n_rope_rows: int | None = None
 
 
 def is_cells_graph(file: OnnxFile) -> bool:
     """Whether a graph takes cell indices."""
-    return {"tokens", "positions", "cells", "rows"} <= file.inputs.keys()
+    return set(PLAIN) <= file.inputs.keys()
 
 
 def read_cells_graph(file: OnnxFile) -> CellsGraph:
@@ -73,12 +67,12 @@ def read_cells_graph(file: OnnxFile) -> CellsGraph:
         raise Unsupported(f"{file.path.name}: cells are {', '.join(sorted(types))}; {REMEDY}")
     shape = file.outputs["logits"].shape or (None,)
     return CellsGraph(
-        file,
-        shape[-1] if isinstance(shape[-1], int) else None,
-        planes,
-        types.pop(),
-        masks,
+        file=file,
+        n_vocab=shape[-1] if isinstance(shape[-1], int) else None,
+        planes=planes,
+        type=types.pop(),
         n_rope_rows=n_rope_rows(file),
+        masks=masks,
     )
 
 
@@ -141,10 +135,7 @@ class OnnxCellsBackend(PoolBackend):
         try:
             self.session.raw.run_with_iobinding(binding)
         except Exception as error:  # ONNX Runtime's exceptions have no common base
-            text = " ".join(str(error).split())
-            raise ModelError(
-                f"ONNX Runtime cannot compute it: {text:.500}", path=self.graph.file.path
-            ) from error
+            raise make_failure(error, self.graph.file) from error
         logits = binding.get_outputs()[-1].numpy().reshape(len(rows), -1)
         if logits.shape[1] != self.spec.n_vocab:
             raise ModelError(

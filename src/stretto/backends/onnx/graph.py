@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from stretto.errors import ModelError, Unsupported
 from stretto.weights.onnx import Node, OnnxFile, ValueInfo
@@ -48,45 +48,29 @@ class Plane:
         return "key" in self.past.rpartition(".")[2]
 
 
-class Graph(Protocol):
-    """What the spec of a decoder is made from, whatever the form of its graph."""
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """What the spec of a decoder is made from, whatever the form of its graph.
 
-    @property
-    def file(self) -> OnnxFile:
-        """The checked file."""
-        ...
+    `windows`: the window of each layer, None for one without, where attributes say it; else None.
+    """
 
-    @property
-    def n_vocab(self) -> int | None:
-        """How many logits there are, if the graph says."""
-        ...
-
-    @property
-    def planes(self) -> tuple[Plane, ...]:
-        """K and V of each layer."""
-        ...
-
-    @property
-    def windows(self) -> Mapping[int, int | None] | None:
-        """The window of each layer, None for one without, where the graph says it; else None."""
-        ...
-
-    @property
-    def n_rope_rows(self) -> int | None:
-        """Positions that the graph has angles for."""
-        ...
+    file: OnnxFile  # checked
+    n_vocab: int | None  # how many logits there are, if the graph says
+    planes: tuple[Plane, ...]  # K and V of each layer
+    type: str  # of K and V
+    windows: Mapping[int, int | None] | None = None
+    n_rope_rows: int | None = None  # positions that the graph has angles for
 
 
-@dataclass(frozen=True)
-class DecoderGraph:
+@dataclass(frozen=True, kw_only=True)
+class DecoderGraph(Graph):
     """The inputs and outputs of a decoder with past and present tensors.
 
     `shares`: past and present may be one buffer, longer than what is in it (GroupQueryAttention).
     `explicit`: the positions of tokens are an input; otherwise a token's position is its index.
-    `windows`: the window of each layer, None for one without, where attributes say it; else None.
     """
 
-    file: OnnxFile
     ids_type: str
     mask: str | None
     mask_type: str
@@ -95,17 +79,10 @@ class DecoderGraph:
     branch: str | None
     keep: str | None
     logits: str
-    n_vocab: int | None
-    planes: tuple[Plane, ...]
-    type: str  # of K and V
     shares: bool
     explicit: bool
-    windows: Mapping[int, int | None] | None
-    n_rope_rows: int | None  # positions that the graph has angles for
     fused: bool  # attention is an operator that counts tokens itself
-    counts_mask: (
-        bool  # the mask is summed and measured only: it may be longer than the text, with zeros behind
-    )
+    counts_mask: bool  # the mask is summed and measured only, so zeros may stand behind the text
 
 
 def read_graph(file: OnnxFile, unnamed: Mapping[str, Any] | None = None) -> DecoderGraph:

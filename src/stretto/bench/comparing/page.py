@@ -61,11 +61,9 @@ def _parts(comparison: Comparison) -> Iterator[str]:
 def conditions(comparison: Comparison) -> str:
     """What the figures depend on, in a sentence or two."""
     plan = comparison.plan
-    busy = (
-        ""
-        if comparison.others is None
-        else f" Everything else used {comparison.others:.0%} of the processors."
-    )
+    busy = ""
+    if comparison.others is not None:
+        busy = f" Everything else used {comparison.others:.0%} of the processors."
     return (
         f"{comparison.cpu}, {plan.n_threads} threads, model of {comparison.nbytes / 1e6:,.1f} MB; medians of "
         f"{plan.rounds} rounds by turns, and the least and greatest; {plan.tokens} tokens decoded, greedily."
