@@ -85,7 +85,7 @@ ALLOWED = {
         "text",
         "weights",
     },
-    "evaluation": {"backends.base", "llm", "text", "weights.hub"},
+    "evaluation": {"backends.base", "llm", "text", "weights"},
     "server.sockets": set(),
     "server": {
         "Grammar",

@@ -66,7 +66,7 @@ def test_only_the_command_that_runs_is_imported():
     code = (
         "import sys\nfrom stretto.cli import main\n"
         "try:\n    main(['ps'])\nfinally:\n"
-        "    print(sorted(m for m in sys.modules if m in ('stretto.cli.run', 'stretto.cli.serve')))\n"
+        "    print(sorted(m for m in sys.modules if m in ('stretto.cli.run', 'stretto.cli.tasks')))\n"
     )
     assert python(code).stdout.endswith("\n[]\n")
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from stretto.cli.chatting import files
+from stretto.cli.chatting.conversation import load_chat
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.testing import mock_llm
 
@@ -161,7 +161,7 @@ def test_only_saved_chats_are_loaded(tmp_path, content):
     path = tmp_path / "chat.json"
     path.write_bytes(content)
     with pytest.raises(InvalidRequest, match=r"chat\.json"):
-        files.load(path)
+        load_chat(path)
 
 
 def test_loading_what_is_not_there_is_one_line(chat, tmp_path):

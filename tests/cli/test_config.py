@@ -6,8 +6,8 @@ import re
 import pytest
 
 from stretto.cli import config_file
-from stretto.cli.completion import model_names
 from stretto.cli.first_run import default_model
+from stretto.cli.options import model_names
 
 
 def test_settings_are_set_shown_and_unset(stretto):

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from stretto.cli.chatting import files
+from stretto.cli.chatting import conversation as conversations
 from stretto.cli.chatting.commands import tree_rows, tree_text
-from stretto.cli.chatting.conversation import Conversation, Turn
+from stretto.cli.chatting.conversation import Conversation, Turn, load_chat, save_chat
 from stretto.errors import InvalidRequest
 
 
@@ -109,16 +109,16 @@ def test_the_tree_marks_where_one_is_and_shows_nothing_raw():
 
 def test_a_tree_is_saved_and_loaded_whole(tmp_path):
     conversation, path = branched(), tmp_path / "chat.json"
-    files.save(conversation, path, "m")
-    loaded = files.load(path)
+    save_chat(conversation, path, "m")
+    loaded = load_chat(path)
     assert loaded.messages == conversation.messages
     assert loaded.head.number == 5
     assert [(joint, turn.number) for joint, turn in tree_rows(loaded)] == [
         (joint, turn.number) for joint, turn in tree_rows(conversation)
     ]
     conversation.head = None
-    files.save(conversation, path, "m")
-    assert files.load(path).head is None
+    save_chat(conversation, path, "m")
+    assert load_chat(path).head is None
     assert loaded.add("q7", "a7").number == 7
 
 
@@ -151,19 +151,19 @@ def test_only_whole_trees_are_loaded(tmp_path, turns):
     path = tmp_path / "chat.json"
     path.write_text(json.dumps({"messages": [], "turns": turns}))
     with pytest.raises(InvalidRequest, match=r"chat\.json"):
-        files.load(path)
+        load_chat(path)
 
 
 def test_a_chat_opens_no_files_of_its_readers(tmp_path):
     path, image = tmp_path / "chat.json", {"type": "image_url", "image_url": {"url": "/etc/hostname"}}
     path.write_text(json.dumps({"messages": [{"role": "user", "content": [image]}]}))
     with pytest.raises(InvalidRequest, match="message 0"):
-        files.load(path)
+        load_chat(path)
 
 
 def test_a_file_is_not_read_that_is_too_large(tmp_path, monkeypatch):
     path = tmp_path / "chat.json"
-    files.save(branched(), path, "m")
-    monkeypatch.setattr(files, "MAX_BYTES", 10)
+    save_chat(branched(), path, "m")
+    monkeypatch.setattr(conversations, "MAX_BYTES", 10)
     with pytest.raises(InvalidRequest, match="more than 10 bytes"):
-        files.load(path)
+        load_chat(path)

@@ -10,8 +10,8 @@ import pytest
 import typer
 
 from stretto.cli import app, main
-from stretto.cli.completion import model_names
 from stretto.cli.help import value_name
+from stretto.cli.options import model_names
 
 STRETTO = [sys.executable, "-c", "from stretto.cli import main; main()"]
 

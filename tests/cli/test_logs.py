@@ -7,7 +7,7 @@ import stat
 import PIL.Image
 import pytest
 
-from stretto.cli import config_file, kept
+from stretto.cli import config_file, logs
 from stretto.testing import mock_llm
 from stretto.vision import Image
 
@@ -32,7 +32,7 @@ def test_run_goes_on_with_the_last_conversation(cli):
     code, out, _ = cli("run", "-c", "Two", llm=mock_llm("Second"))
     assert (code, out) == (0, "Second\n")
     assert cli.loaded[0][0] == "mock.gguf"
-    one = kept.last()
+    one = logs.last()
     assert [(message["role"], message["content"]) for message in one.messages] == [
         ("system", "Be nice"),
         ("user", "One"),
@@ -40,7 +40,7 @@ def test_run_goes_on_with_the_last_conversation(cli):
         ("user", "Two"),
         ("assistant", "Second"),
     ]
-    assert len(list(kept.conversations())) == 1
+    assert len(list(logs.conversations())) == 1
 
 
 def test_the_model_is_asked_the_whole_conversation(cli):
@@ -49,17 +49,17 @@ def test_the_model_is_asked_the_whole_conversation(cli):
     assert code == 0
     for word in ("NEW", "ONE", "HELLO THERE", "TWO"):
         assert word in out
-    assert kept.last().model == "other.gguf"
+    assert logs.last().model == "other.gguf"
 
 
 def test_chat_keeps_its_turns_and_goes_on(cli):
     assert cli("chat", "-m", "mock.gguf", stdin=b"One\nTwo\n")[0] == 0
-    assert kept.last().n_turns == 2
+    assert logs.last().n_turns == 2
     assert cli("chat", "-c", stdin=b"Three\n/reset\nFour\n")[0] == 0
     assert cli.loaded[0][0] == "mock.gguf"
-    assert [one.n_turns for one in kept.conversations()] == [1, 3]
+    assert [one.n_turns for one in logs.conversations()] == [1, 3]
     assert cli("run", "-c", "Five")[0] == 0
-    assert (kept.last().n_turns, kept.last().command) == (2, "chat")
+    assert (logs.last().n_turns, logs.last().command) == (2, "chat")
     code, _, err = cli("chat", "-c", "--load", "x.json")
     assert code == 2
     assert "--continue and --load" in err
@@ -70,7 +70,7 @@ def test_nothing_is_kept_of_raw_texts_or_when_it_is_off(cli):
     config_file.set_value("logs", "off")
     assert cli("run", "-m", "mock.gguf", "One")[0] == 0
     assert cli("chat", "-m", "mock.gguf", stdin=b"One\n")[0] == 0
-    assert not kept.folder().exists()
+    assert not logs.folder().exists()
     code, _, err = cli("run", "-c", "One")
     assert code == 2
     assert "stretto config set logs on" in err
@@ -78,7 +78,7 @@ def test_nothing_is_kept_of_raw_texts_or_when_it_is_off(cli):
 
 def test_files_are_private(cli):
     assert cli("run", "-m", "mock.gguf", "One", "--json")[0] == 0
-    (path,) = kept.folder().iterdir()
+    (path,) = logs.folder().iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
@@ -102,32 +102,32 @@ def test_logs_lists_shows_and_clears(cli):
 
 
 def test_old_ones_make_room(monkeypatch):
-    monkeypatch.setattr(kept, "MOST", 3)
+    monkeypatch.setattr(logs, "MOST", 3)
     for n in range(5):
-        kept.Keeper("run").keep([{"role": "user", "content": str(n)}], "m")
-        os.utime(kept._files()[0], ns=(n, n))  # so that they differ
-    assert [one.title for one in kept.conversations()] == ["4", "3", "2"]
-    monkeypatch.setattr(kept, "MOST_BYTES", 1)
-    kept.Keeper("run").keep([{"role": "user", "content": "last"}], "m")
-    assert [one.title for one in kept.conversations()] == ["last"]
+        logs.Keeper("run").keep([{"role": "user", "content": str(n)}], "m")
+        os.utime(logs._files()[0], ns=(n, n))  # so that they differ
+    assert [one.title for one in logs.conversations()] == ["4", "3", "2"]
+    monkeypatch.setattr(logs, "MOST_BYTES", 1)
+    logs.Keeper("run").keep([{"role": "user", "content": "last"}], "m")
+    assert [one.title for one in logs.conversations()] == ["last"]
 
 
 def test_files_that_others_remove_meanwhile_are_no_error(monkeypatch, capsys):
-    kept.Keeper("run").keep([{"role": "user", "content": "One"}], "m")
-    files = [*kept._files(), kept.folder() / "gone.json"]
-    monkeypatch.setattr(kept, "_files", lambda: files)
-    kept.Keeper("run").keep([{"role": "user", "content": "Two"}], "m")
+    logs.Keeper("run").keep([{"role": "user", "content": "One"}], "m")
+    files = [*logs._files(), logs.folder() / "gone.json"]
+    monkeypatch.setattr(logs, "_files", lambda: files)
+    logs.Keeper("run").keep([{"role": "user", "content": "Two"}], "m")
     assert "not kept" not in capsys.readouterr().err
 
 
 def test_a_conversation_that_cannot_be_kept_stops_nothing(cli, monkeypatch, store_home):
-    monkeypatch.setattr(kept, "LARGEST_BYTES", 100)
+    monkeypatch.setattr(logs, "LARGEST_BYTES", 100)
     code, out, err = cli("run", "-m", "mock.gguf", "One")
     assert (code, out) == (0, "Hello there\n")
     assert "this conversation is not kept: it has" in err
     store_home.mkdir(exist_ok=True)
-    kept.folder().rmdir() if kept.folder().exists() else None
-    kept.folder().write_text("in the way")
+    logs.folder().rmdir() if logs.folder().exists() else None
+    logs.folder().write_text("in the way")
     code, out, err = cli("run", "-m", "mock.gguf", "One")
     assert (code, out) == (0, "Hello there\n")
     assert "this conversation is not kept" in err
@@ -150,22 +150,22 @@ def test_a_conversation_that_cannot_be_kept_stops_nothing(cli, monkeypatch, stor
 )
 def test_damaged_files_are_left_out(cli, text):
     assert cli("run", "-m", "mock.gguf", "One")[0] == 0
-    bad = kept.folder() / "29990101-000000-bad0.json"
+    bad = logs.folder() / "29990101-000000-bad0.json"
     bad.write_text(text)
-    (kept.folder() / "link.json").symlink_to("/etc/passwd")
-    assert kept.last().title == "One"
+    (logs.folder() / "link.json").symlink_to("/etc/passwd")
+    assert logs.last().title == "One"
     assert cli("logs")[0] == 0
     assert "cannot be read" in cli("logs", "show", bad.stem)[2]
 
 
 def test_images_are_kept_as_marks():
     image = Image.open(PIL.Image.new("RGB", (4, 3)))
-    kept.Keeper("chat").keep([{"role": "user", "content": [image, " What is it? "]}], "m")
-    assert kept.last().messages[0]["content"] == "[image 4 × 3]\nWhat is it?"
+    logs.Keeper("chat").keep([{"role": "user", "content": [image, " What is it? "]}], "m")
+    assert logs.last().messages[0]["content"] == "[image 4 × 3]\nWhat is it?"
 
 
 def test_a_path_is_kept_so_that_it_holds_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.gguf").touch()
-    kept.Keeper("run").keep([{"role": "user", "content": "Hi"}], "mine.gguf")
-    assert kept.last().model == str(tmp_path / "mine.gguf")
+    logs.Keeper("run").keep([{"role": "user", "content": "Hi"}], "mine.gguf")
+    assert logs.last().model == str(tmp_path / "mine.gguf")

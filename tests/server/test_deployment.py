@@ -56,7 +56,7 @@ def settings_of(monkeypatch):
     """What `stretto serve` would serve with, for a command line."""
     found = []
     monkeypatch.setattr("stretto.server.serve.serve", lambda settings, *told: found.append(settings))
-    monkeypatch.setattr("stretto.cli.serve.pull_missing", lambda model: None)
+    monkeypatch.setattr("stretto.cli.servers.pull_missing", lambda model: None)
 
     def settings(command):
         program, word, *options = command

@@ -287,7 +287,7 @@ def test_a_model_that_is_not_used_is_unloaded_after_a_while():
 def test_operators_say_how_long_a_request_waits(monkeypatch, flags, seconds):
     taken = []
     monkeypatch.setattr("stretto.server.serve.serve", lambda settings, *_: taken.append(settings))
-    monkeypatch.setattr("stretto.cli.serve.pull_missing", lambda source: None)
+    monkeypatch.setattr("stretto.cli.servers.pull_missing", lambda source: None)
     with pytest.raises(SystemExit):
         main(["serve", "mock.gguf", *flags])
     assert [settings.load_seconds for settings in taken] == [seconds]

@@ -125,7 +125,7 @@ def test_the_operator_turns_it_off_and_a_request_on():
 def test_the_flag_of_serve(monkeypatch, flag, expected):
     taken = []
     monkeypatch.setattr("stretto.server.serve.serve", lambda settings, *_: taken.append(settings))
-    monkeypatch.setattr("stretto.cli.serve.pull_missing", lambda source: None)
+    monkeypatch.setattr("stretto.cli.servers.pull_missing", lambda source: None)
     with pytest.raises(SystemExit):
         main(["serve", "mock.gguf", *flag])
     assert [settings.repeat_guard for settings in taken] == [expected]

@@ -8,8 +8,7 @@ import pytest
 import stretto
 from stretto.cli import main
 from stretto.cli.chat import take
-from stretto.cli.chatting import files
-from stretto.cli.chatting.conversation import Conversation
+from stretto.cli.chatting.conversation import Conversation, load_chat
 from stretto.cli.chatting.session import Chat, find_images
 from tiny_vision import picture, seeing_llm
 
@@ -85,7 +84,7 @@ def test_chat(file, capsys, tmp_path):
         assert llm.vision.n_encoded == 1
         capsys.readouterr()
         assert take(chat, f"/save {tmp_path}/x.json")
-        saved = files.load(tmp_path / "x.json")
+        saved = load_chat(tmp_path / "x.json")
         first, second = saved.turns[1].question
         assert (first.pixels == picture(0).pixels).all()
         assert second == "AB"

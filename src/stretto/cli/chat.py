@@ -10,13 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from stretto.cli import kept
+from stretto.cli import logs
 from stretto.cli import options as o
-from stretto.cli.chatting import commands, files
+from stretto.cli.chatting import commands
 from stretto.cli.chatting.commands import Leave, run_command
-from stretto.cli.chatting.conversation import Conversation
-from stretto.cli.chatting.notes import error, note, pairs
-from stretto.cli.chatting.screen import new_screen
+from stretto.cli.chatting.conversation import Conversation, load_chat
+from stretto.cli.chatting.screen import error, new_screen, note, pairs
 from stretto.cli.chatting.session import Chat
 from stretto.cli.first_run import first_run_note
 from stretto.cli.generation import check_text, open_llm, template_arguments, wants_stats, with_defaults
@@ -49,14 +48,14 @@ def chat(
     """
     from stretto.cli.chatting.keyboard import piped
 
-    before = kept.last() if goes_on else None
+    before = logs.last() if goes_on else None
     if before is not None and load is not None:
         raise InvalidRequest("--continue and --load each name a conversation; give one of them")
     if before is not None and name is None:
         model = model or before.model
     model, _ = model_and_files((name,), model, "chat [MODEL]")
     arguments = template_arguments(template_arg)
-    conversation = Conversation() if load is None else files.load(load)
+    conversation = Conversation() if load is None else load_chat(load)
     if before is not None:
         conversation.add_messages(before.messages)
     settings = o.given(options, OPTIONS)
@@ -78,7 +77,7 @@ def chat(
             screen=new_screen(interactive, wants_stats(reasoning)),
             guard=guard,
             open_model=lambda other: open_llm(other, **machine),
-            keeper=kept.Keeper("chat", before, conversation.roots[0] if conversation.roots else None),
+            keeper=logs.Keeper("chat", before, conversation.roots[0] if conversation.roots else None),
         )
         with session:
             if interactive:

@@ -31,7 +31,7 @@ FAMILIES = {
     "models": "rm",
     "perplexity": "score",
     "quantize": "convert imatrix merge",
-    "servers": "ps stop",
+    "servers": "serve ps stop",
     "tasks": "classify detect embed read rerank segment transcribe",
 }
 MODULE_OF = {name: module for module, names in FAMILIES.items() for name in names.split()}

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from stretto.cli.completion import aliases, model_names, setting_names
+from stretto.cli import config_file as settings
 from stretto.cli.first_run import ENVIRONMENT_VARIABLE, chosen
 from stretto.cli.help import Command, Group, refuse_options
+from stretto.cli.options import aliases, model_names, setting_names
 from stretto.cli.output import clean, console, print_json, table
 from stretto.errors import InvalidRequest, ModelError
 
@@ -37,7 +38,6 @@ def show(
     if context.invoked_subcommand is not None:
         refuse_options(context)
         return
-    from stretto.cli import config_file as settings
 
     found = {one.key: one for one in settings.found()}
     wrong = [one for one in found.values() if one.problem]
@@ -75,7 +75,6 @@ def set_(
     value: Annotated[str, typer.Argument(metavar="VALUE", help="Its value.", autocompletion=model_names)],
 ) -> None:
     """Set a value: it holds until it is unset, in every command that it concerns."""
-    from stretto.cli import config_file as settings
 
     section, _, name = key.partition(".")
     if section == "alias":
@@ -89,7 +88,6 @@ def set_(
 @config.command(cls=Command)
 def unset(key: Key) -> None:
     """Remove a value from the file, also a wrong one."""
-    from stretto.cli import config_file as settings
 
     settings.unset(key)
     typer.echo(f"{clean(key)} is not set any more")
@@ -98,7 +96,6 @@ def unset(key: Key) -> None:
 @config.command(cls=Command)
 def path() -> None:
     """Print where the file is, or would be."""
-    from stretto.cli import config_file as settings
 
     typer.echo(str(settings.path()))
 

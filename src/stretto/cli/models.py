@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from stretto.cli.completion import model_names
 from stretto.cli.first_run import default_model
+from stretto.cli.options import model_names
 from stretto.cli.output import clean, console, print_json, size, table
-from stretto.weights.hub.catalogue import CATALOGUE, HubModel, fits
+from stretto.weights.hub.catalogue import CATALOGUE, HubModel, PackagedModel, fits
 
 
 def models(
@@ -41,38 +41,9 @@ def models(
         return
 
     known = hub.known()
-    rows: list[dict[str, Any]] = [
-        {
-            "name": model.name,
-            "verbs": list(known[model.name].verbs) if model.name in known else None,
-            "path": str(model.path),
-            "bytes": model.nbytes,
-            "sha256": model.sha256,
-            "verified": model.verified,
-            "source": model.source,
-            "license": model.license,
-            "license_url": model.license_url,
-            "notices": [str(notice) for notice in model.notices],
-        }
-        for model in hub.models()
-    ]
-    here = {row["name"] for row in rows}
-    rows += [
-        {
-            "name": entry.name,
-            "verbs": list(entry.verbs),
-            "path": None,
-            "bytes": entry.nbytes,
-            "sha256": entry.sha256,
-            "verified": False,
-            "source": entry.source,
-            "license": entry.license,
-            "license_url": entry.license_url,
-            "notices": [],
-        }
-        for entry in known.values()
-        if entry.name not in here
-    ]
+    here = {model.name: model for model in hub.models()}
+    rows = [_describe(model, known.get(name)) for name, model in here.items()]
+    rows += [_describe(entry, entry) for name, entry in known.items() if name not in here]
     if as_json:
         print_json(rows)
         return
@@ -84,6 +55,23 @@ def models(
         listing.add_row(*map(clean, cells), style=None if row["path"] else "dim")
     console().print(listing)
     console().print("Well-known models of the Hugging Face Hub: stretto models --catalogue", style="dim")
+
+
+def _describe(model: Any, entry: PackagedModel | None) -> dict[str, Any]:
+    """A model that is here, or one that can be pulled, which has no path; `entry` is the latter."""
+    is_here = not isinstance(model, PackagedModel)
+    return {
+        "name": model.name,
+        "verbs": None if entry is None else list(entry.verbs),
+        "path": str(model.path) if is_here else None,
+        "bytes": model.nbytes,
+        "sha256": model.sha256,
+        "verified": is_here and model.verified,
+        "source": model.source,
+        "license": model.license,
+        "license_url": model.license_url,
+        "notices": [str(notice) for notice in model.notices] if is_here else [],
+    }
 
 
 # `stretto models --catalogue`: well-known models of the Hub, their sizes, and how they would run here.

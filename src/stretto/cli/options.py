@@ -3,18 +3,60 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
-from typing import Annotated, Any, Literal, Optional, TypeVar
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, TypeVar
 
 import typer
 
 from stretto.cli import config_file
-from stretto.cli.completion import model_names
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, StrettoError
 from stretto.options import generating, loading, serving
 from stretto.options.option import Option, Table
+
+if TYPE_CHECKING:
+    from stretto.llm import LLM
+
+
+# What a shell offers for a model: names that are here, then those that can be pulled.
+
+
+def model_names(incomplete: str) -> list[str]:
+    """Names of models and aliases that begin so; files are the shell's own to complete.
+
+    >>> model_names("smollm2")
+    ['smollm2', 'smollm2-1.7b']
+    """
+    from stretto.weights import hub
+    from stretto.weights.hub.catalogue import CATALOGUE
+
+    try:
+        here = [model.name for model in hub.models()]
+    except StrettoError:  # a completion has nowhere to say what is wrong with the store
+        here = []
+    names = dict.fromkeys((*aliases(), *here, *sorted((*hub.known(), *CATALOGUE))))
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def aliases() -> list[str]:
+    """The user's own names for models; none where the configuration file is broken."""
+    try:
+        return sorted(config_file.read().aliases)
+    except StrettoError:
+        return []
+
+
+def setting_names(incomplete: str) -> list[str]:
+    """Keys of the configuration file that begin so.
+
+    >>> setting_names("th")
+    ['threads']
+    """
+    return [key for key in (*config_file.SETTINGS, "alias.") if key.startswith(incomplete)]
+
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -291,3 +333,33 @@ def size(name: str, text: str) -> int:
     if unit not in UNITS or not 0 < number < 1e15:
         raise InvalidRequest(f"{name} takes a size like 8GB or 512MiB, not {text!r}")
     return int(number * UNITS[unit])
+
+
+# Adapters on the command line: PATH, or PATH=SCALE.
+
+
+def read_scaled(text: str) -> tuple[str, float]:
+    """The path of an adapter and its scale.
+
+    >>> read_scaled("style.gguf=0.7")
+    ('style.gguf', 0.7)
+    """
+    path, equals, number = text.rpartition("=")
+    if not equals or Path(text).exists():
+        return text, 1.0
+    try:
+        scale = float(number)
+    except ValueError:
+        scale = float("nan")
+    if not path or not isfinite(scale):
+        raise InvalidRequest(f"--adapter takes PATH or PATH=SCALE, as style.gguf=0.7, not {text!r}")
+    return path, scale
+
+
+def load_adapters(llm: LLM, given: Sequence[str]) -> dict[str, float]:
+    """Load adapters; the names and scales that requests have to give for all of them."""
+    mix: dict[str, float] = {}
+    for number, text in enumerate(given, 1):
+        path, scale = read_scaled(text)
+        mix[llm.load_adapter(f"adapter-{number}", path).name] = scale
+    return mix

@@ -7,6 +7,8 @@ import math
 import shutil
 import sys
 import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -79,6 +81,14 @@ def finite(value: Any) -> Any:
     if isinstance(value, list):
         return [finite(item) for item in value]
     return value
+
+
+@contextmanager
+def progress(name: str, *columns: ProgressColumn | str) -> Iterator[Callable[..., None]]:
+    """A bar for one thing, and the function that is told what is done and how much there is."""
+    with progress_bar(*columns) as bar:
+        task = bar.add_task(clean(name), total=None)
+        yield lambda done, total=None, *_: bar.update(task, completed=done, total=total)
 
 
 def progress_bar(*columns: ProgressColumn | str) -> Progress:

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from stretto.cli import options as o
-from stretto.cli.completion import model_names
 from stretto.cli.first_run import default_model
 from stretto.cli.generation import note, open_llm, printable, wants_stats
+from stretto.cli.options import model_names
 from stretto.cli.output import console, print_json
 from stretto.cli.prompts import model_and_prompt, prompt_text
 from stretto.options.generating import PARALLEL

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stretto.cli import options as o
-from stretto.cli.adapters import load_adapters
 from stretto.cli.first_run import default_model
 from stretto.cli.generation import note, open_llm
-from stretto.cli.output import clean, console, print_json, progress_bar
+from stretto.cli.options import load_adapters
+from stretto.cli.output import clean, console, print_json, progress
 from stretto.cli.prompts import model_and_files, model_and_prompt, prompt_text
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.options.loading import MACHINE
@@ -81,8 +81,6 @@ def perplexity(
             pull_missing(other_name)
             other = stack.enter_context(load(other_name, **{**machine, "backend": how}))
             check_generates(other, other_name)
-        bar = stack.enter_context(progress_bar())
-        task = bar.add_task(path.name, total=None)
         report = measure(
             llm,
             content,
@@ -90,7 +88,7 @@ def perplexity(
             stride=stride,
             chunks=chunks,
             reference=other,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=stack.enter_context(progress(path.name)),
         )
     if plot is not None:
         plot.write_text(plot_windows(report, f"{Path(model).name} on {path.name}"), encoding="utf-8")

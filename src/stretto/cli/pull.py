@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stretto.cli.completion import model_names
 from stretto.cli.first_run import LARGE, SMALL, default_model
-from stretto.cli.options import aliased
+from stretto.cli.options import aliased, model_names
 from stretto.cli.output import clean, console, progress_bar, size, table
 from stretto.errors import InvalidRequest, ModelError, PullError
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from stretto.cli import options as o
-from stretto.cli.adapters import read_scaled
-from stretto.cli.options import aliased
-from stretto.cli.output import clean, console, progress_bar, size
+from stretto.cli.options import aliased, read_scaled
+from stretto.cli.output import clean, console, progress, size
 from stretto.cli.prompts import model_and_files
 from stretto.errors import InvalidRequest
 
@@ -66,8 +65,7 @@ def quantize(
 
     if (mix is None) == (type_ is None):
         raise InvalidRequest("give one MIX: stretto quantize IN OUT.gguf q4_k_m (stretto docs mixes)")
-    with progress_bar() as bar:
-        task = bar.add_task(target.name, total=None)
+    with progress(target.name) as show_progress:
         written = quantize_model(
             hub.resolve(source, pull=False),
             target,
@@ -78,7 +76,7 @@ def quantize(
             allow_requantize=allow_requantize,
             replace=force,
             threads=threads,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=show_progress,
         )
     show(written)
 
@@ -129,8 +127,7 @@ def convert(
     """
     from stretto.quantize import convert_folder
 
-    with progress_bar() as bar:
-        task = bar.add_task(target.name, total=None)
+    with progress(target.name) as show_progress:
         written = convert_folder(
             folder,
             target,
@@ -139,7 +136,7 @@ def convert(
             tensor_types=read_types(tensor_type),
             pure=pure,
             threads=threads,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=show_progress,
         )
     show(written)
 
@@ -179,9 +176,8 @@ def imatrix(
     path = hub.resolve(model, pull=False)
     with (
         load(path, backend="native", threads=options["threads"], cells=chunk + 64, prefix_cache=False) as llm,
-        progress_bar() as bar,
+        progress(out.name) as show_progress,
     ):
-        task = bar.add_task(out.name, total=None)
         matrix = collect_importance(
             llm,
             path,
@@ -189,7 +185,7 @@ def imatrix(
             dataset=Path(file).name,
             chunk_tokens=chunk,
             chunks=chunks,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=show_progress,
         )
     matrix.write(out)
     line = f"{out}: {len(matrix.inputs)} tensors, {matrix.chunks} chunks of {matrix.chunk_tokens} tokens"
@@ -235,14 +231,10 @@ def merge(
     source, (path, scale) = hub.resolve(model, pull=False), read_scaled(adapter)
     if source.is_dir():
         raise InvalidRequest(f"{source} is a folder; merge takes a GGUF file")
-    with GGUF(source) as file, progress_bar("{task.completed}/{task.total} matrices") as bar:
+    columns = "{task.completed}/{task.total} matrices"
+    with GGUF(source) as file, progress(model, columns) as show_progress:
         lora = read_adapter(path, target_of(read_spec(file)))
-        task = bar.add_task(clean(model), total=len(lora.pairs))
-
-        def show(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
-        merge_adapter(file, lora, file_out, scale=scale, dtype=dtype, replace=force, progress=show)
+        merge_adapter(file, lora, file_out, scale=scale, dtype=dtype, replace=force, progress=show_progress)
     nbytes = file_out.stat().st_size
     line = f"{file_out}: {len(lora.pairs)} matrices changed, rank {lora.rank}, {size(nbytes)}"
     console().print(clean(line), soft_wrap=True)

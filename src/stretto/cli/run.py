@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stretto.cli import logs
 from stretto.cli import options as o
-from stretto.cli.adapters import load_adapters
-from stretto.cli.completion import model_names
 from stretto.cli.first_run import default_model, first_run_note
 from stretto.cli.generation import (
     ENDS,
@@ -22,6 +21,7 @@ from stretto.cli.generation import (
     wants_stats,
     with_defaults,
 )
+from stretto.cli.options import load_adapters, model_names
 from stretto.cli.output import print_json
 from stretto.cli.prompts import joined_prompt, model_and_prompt
 from stretto.errors import InvalidRequest
@@ -30,7 +30,7 @@ from stretto.options.loading import MACHINE
 
 if TYPE_CHECKING:
     from stretto import Grammar
-    from stretto.cli.kept import Kept
+    from stretto.cli.logs import SavedConversation
     from stretto.llm import LLM, Parts
 
 
@@ -151,7 +151,6 @@ def run(
     Asks in the model's chat format; a model without one, or --raw, continues the text.
     One argument is the prompt, unless it is the name or path of a model; two are model and prompt.
     """
-    from stretto.cli import kept
 
     arguments = template_arguments(template_arg)
     for name, given in (("--system", system), ("--template-arg", arguments), ("--continue", goes_on)):
@@ -165,7 +164,7 @@ def run(
     text = joined_prompt(prompt)
     if not text.strip() and not images:
         raise InvalidRequest("the prompt is empty")
-    before = kept.last() if goes_on else None
+    before = logs.last() if goes_on else None
     model = model or (before.model if before else default_model())
     parts: Parts = (*images, text)
     machine = o.given(options, MACHINE)
@@ -188,7 +187,7 @@ def run(
         if chats and answer.text:
             said = {"role": "assistant", "content": answer.text}
             said |= {"reasoning_content": answer.reasoning} if answer.reasoning else {}
-            kept.Keeper("run", before).keep([*messages, said], model)
+            logs.Keeper("run", before).keep([*messages, said], model)
         if not as_json:
             first_run_note(model)
 
@@ -243,7 +242,9 @@ def _say(llm: LLM, asked: Any, settings: dict[str, Any], reasoning: bool | None,
     return answer
 
 
-def _messages(parts: Parts, system: str | None, is_given: bool, before: Kept | None) -> list[dict[str, Any]]:
+def _messages(
+    parts: Parts, system: str | None, is_given: bool, before: SavedConversation | None
+) -> list[dict[str, Any]]:
     """A system message and the question; behind those of a conversation, whose system message stays unless
     another one is given."""
     messages: list[dict[str, Any]] = [] if before is None else list(before.messages)

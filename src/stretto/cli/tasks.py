@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from stretto.cli.completion import model_names
-from stretto.cli.options import aliased, flags
+from stretto.cli.options import aliased, flags, model_names
 from stretto.cli.output import clean, console, print_json, table
 from stretto.errors import InvalidRequest, StrettoError
 
@@ -142,6 +141,18 @@ def run_all(names: Iterable[str], work: Callable[[str], Any]) -> Iterator[tuple[
         raise InvalidRequest(f"{failed} of {len(listed)} files failed")
 
 
+def print_all(results: Iterable[tuple[str, Any]], key: str, show: Callable[[str, Any], None] | None) -> None:
+    """Show results as they come, or without `show` as one JSON document, each with its input at `key`."""
+    found = []
+    for name, result in results:
+        if show is None:
+            found.append({key: name, **result.to_dict()})
+        else:
+            show(name, result)
+    if show is None:
+        print_json(found)
+
+
 def check_picture_name(out: str) -> None:
     """Raise unless the name of a picture has the ending of one."""
     if Path(out).suffix.lower() not in IMAGES:
@@ -183,15 +194,13 @@ def classify(
         endings = IMAGES if takes == "image" else ()
         names = texts_of(inputs or []) if takes == "text" else files_of(inputs or [], endings)
         source = str if takes == "text" else source_of
-        found = []
-        for name, result in run_all(names, lambda one: llm.classify(source(one), top=top)):
-            if as_json:
-                found.append({"input": name, **result.to_dict()})
-                continue
+
+        def show(name: str, result: Any) -> None:
             prefix = f"{clean(name)}: " if len(names) > 1 else ""
             print(prefix + ", ".join(f"{clean(label.name)} {label.score:.2f}" for label in result))
-        if as_json:
-            print_json(found)
+
+        results = run_all(names, lambda one: llm.classify(source(one), top=top))
+        print_all(results, "input", None if as_json else show)
 
 
 # What `detect`, `segment` and `read` do alike: a result for each image, printed, drawn or as JSON.
@@ -214,7 +223,13 @@ def show_images(
     names = files_of(files, IMAGES)
     if out is not None and len(names) == 1:
         check_picture_name(out)
-    found = []
+
+    def show(name: str, result: Any) -> None:
+        if len(names) > 1:
+            print(f"{clean(name)}:")
+        for line in io.StringIO(str(result)):
+            print(clean(line.rstrip("\n")))
+
     with opened(model, verb=verb, files=names, **machine) as llm:
         sources = {name: source_of(name) for name in names if name == "-"}  # stdin can be read once
 
@@ -225,16 +240,7 @@ def show_images(
                 save_picture(out, name, len(names), getattr(result, picture)(source))
             return result
 
-        for name, result in run_all(names, work):
-            if as_json:
-                found.append({"file": name, **result.to_dict()})
-                continue
-            if len(names) > 1:
-                print(f"{clean(name)}:")
-            for line in io.StringIO(str(result)):
-                print(clean(line.rstrip("\n")))
-    if as_json:
-        print_json(found)
+        print_all(run_all(names, work), "file", None if as_json else show)
 
 
 # `stretto detect`: objects in images.
@@ -377,19 +383,17 @@ def transcribe(
     from stretto.tasks.results import srt, vtt
 
     names = files_of(files, SOUNDS)
-    found = []
+
+    def show(name: str, transcript: Any) -> None:
+        if len(names) > 1 and form in ("text", "times"):
+            print(f"{clean(name)}:")
+        if form == "times":
+            for segment in transcript:
+                print(clean(str(segment)))
+        else:
+            text = {"srt": srt, "vtt": vtt}[form](transcript) if form != "text" else transcript.text
+            sys.stdout.write("\n".join(clean(line) for line in text.splitlines()) + "\n")
+
     with opened(model, verb="transcribe", files=names, **options) as llm:
-        for name, transcript in run_all(names, lambda one: llm.transcribe(source_of(one))):
-            if as_json:
-                found.append({"file": name, **transcript.to_dict()})
-                continue
-            if len(names) > 1 and form in ("text", "times"):
-                print(f"{clean(name)}:")
-            if form == "times":
-                for segment in transcript:
-                    print(clean(str(segment)))
-            else:
-                text = {"srt": srt, "vtt": vtt}[form](transcript) if form != "text" else transcript.text
-                sys.stdout.write("\n".join(clean(line) for line in text.splitlines()) + "\n")
-    if as_json:
-        print_json(found)
+        results = run_all(names, lambda one: llm.transcribe(source_of(one)))
+        print_all(results, "file", None if as_json else show)

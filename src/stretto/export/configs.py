@@ -91,7 +91,7 @@ def genai_config(spec: ModelSpec, tokenizer: Tokenizer, shared: bool) -> Documen
     """genai_config.json; `shared`: past and present may be one buffer."""
     ids, kind = special_ids(tokenizer), model_type(spec)
     pad = ids["pad_token_id"]
-    found = deepcopy(_DATA["genai"])
+    found: Document = deepcopy(_DATA["genai"])
     found["model"] |= {
         "type": kind if kind in _DATA["genai_types"] else "decoder",
         "bos_token_id": ids["bos_token_id"] if ids["bos_token_id"] is not None else pad or 0,

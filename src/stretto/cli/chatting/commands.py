@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from stretto.cli import config_file
-from stretto.cli.chatting import files
 from stretto.cli.chatting.answers import Answer, Piece
-from stretto.cli.chatting.conversation import Conversation, Turn, images_of
-from stretto.cli.chatting.notes import note, pairs, show
+from stretto.cli.chatting.conversation import Conversation, Turn, images_of, load_chat, save_chat
+from stretto.cli.chatting.screen import note, pairs, show
 from stretto.cli.chatting.session import Chat, unquoted
 from stretto.cli.output import clean
 from stretto.errors import InvalidRequest
@@ -439,7 +438,7 @@ def _summarise(chat: Chat, argument: str) -> None:
 @command("save", "FILE [--state]", "write the conversation as JSON; --state: its KV cache too, as FILE.state")
 def _save(chat: Chat, argument: str) -> None:
     path, state = _file(argument)
-    files.save(chat.conversation, path, chat.model)
+    save_chat(chat.conversation, path, chat.model)
     if state:
         with chat.llm.sequence(chat.prompt(chat.conversation.path, None)) as sequence:
             sequence.save(_state_path(path))
@@ -451,7 +450,7 @@ def _save(chat: Chat, argument: str) -> None:
 )
 def _load(chat: Chat, argument: str) -> None:
     path, state = _file(argument)
-    conversation = files.load(path)
+    conversation = load_chat(path)
     if state:  # closed, its cells are a cached prefix like any other
         chat.llm.restore(_state_path(path), share=True).close()
     chat.conversation, chat.images = conversation, []

@@ -20,9 +20,9 @@ from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.styles import Style
 
 from stretto.cli.chatting.commands import COMMANDS, SETTABLE
-from stretto.cli.chatting.notes import note
+from stretto.cli.chatting.screen import note
 from stretto.cli.chatting.session import Chat
-from stretto.cli.completion import aliases
+from stretto.cli.options import aliases
 from stretto.cli.output import clean
 from stretto.errors import StrettoError
 

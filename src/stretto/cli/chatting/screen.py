@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import IO, TYPE_CHECKING
 
 from stretto.cli.chatting.answers import Screen
-from stretto.cli.generation import Reasoning, printable
-from stretto.cli.output import console
+from stretto.cli.generation import PlainScreen, printable
+from stretto.cli.output import clean, console
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 
 # Lines at the bottom of a terminal that may still change, drawn with as little writing as possible.
@@ -66,35 +66,6 @@ class LiveLines:
 
 FRAME_SECONDS = 1 / 25
 DRAWING_SHARE = 0.1  # of the time at most
-
-
-class PlainScreen:
-    """Text on stdout as it is; reasoning on stderr, if it is to be shown."""
-
-    def __init__(self, show_reasoning: bool) -> None:
-        self._thoughts = Reasoning() if show_reasoning else None
-        self._last = "\n"
-
-    def show(self, text: str, is_reasoning: bool = False) -> None:
-        """Show a piece of text."""
-        if is_reasoning:
-            if self._thoughts is not None:
-                self._thoughts.show(text)
-        elif text:
-            if self._thoughts is not None:
-                self._thoughts.end()
-            sys.stdout.write(text := printable(text))
-            sys.stdout.flush()
-            self._last = text
-
-    def end(self) -> None:
-        """Finish the text."""
-        if self._thoughts is not None:
-            self._thoughts.end()
-        if not self._last.endswith("\n"):
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-        self._last = "\n"
 
 
 class MarkdownScreen:
@@ -169,3 +140,44 @@ def new_screen(interactive: bool, show_reasoning: bool) -> Screen:
     if interactive and not console().is_dumb_terminal:
         return MarkdownScreen(show_reasoning)
     return PlainScreen(show_reasoning)
+
+
+# Lines about the chat itself, on stderr: notes are dim, errors begin in red, words stay whole.
+
+
+def note(text: str) -> None:
+    """Print a line that is set off from the model's text."""
+    from rich.text import Text
+
+    show(Text(text, "dim"))
+
+
+def error(text: str) -> None:
+    """Print an error."""
+    from rich.text import Text
+
+    show(Text.assemble(("error:", "bold red"), f" {clean(text)}"))
+
+
+def show(text: Text) -> None:
+    """Print styled text; a terminal breaks lines between words, a pipe gets them as they are."""
+    screen = console(stderr=True)
+    screen.print(text, soft_wrap=not screen.is_terminal)
+
+
+def pairs(rows: Iterable[tuple[str, str]]) -> None:
+    """Print names and what they mean, in two columns."""
+    from rich.table import Table
+
+    screen, rows = console(stderr=True), list(rows)
+    width = max(len(name) for name, _ in rows)
+    if not screen.is_terminal:
+        for name, meaning in rows:
+            note(f"{name:<{width}}  {meaning}")
+        return
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="cyan")
+    table.add_column(style="dim")
+    for name, meaning in rows:
+        table.add_row(name, meaning)
+    screen.print(table)

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from stretto.cli.chatting.answers import Answer, Screen, exact_prompt, generate
 from stretto.cli.chatting.conversation import Conversation, Turn, text_of
-from stretto.cli.chatting.notes import note
-from stretto.cli.chatting.screen import PlainScreen
-from stretto.cli.generation import ENDS, stopped_by_ctrl_c
+from stretto.cli.chatting.screen import note
+from stretto.cli.generation import ENDS, PlainScreen, stopped_by_ctrl_c
 from stretto.cli.output import clean
 from stretto.errors import ContextOverflow, InvalidRequest, Unsupported
 from stretto.weights import hub
 
 if TYPE_CHECKING:
     from stretto.cli.chatting.conversation import Content
-    from stretto.cli.kept import Keeper
+    from stretto.cli.logs import Keeper
     from stretto.llm import LLM
     from stretto.vision import Image
 
