@@ -1,11 +1,37 @@
-#include "outline.h"
+// The outline of a JSON text: how much there is in it, and where it can be cut into pieces that are parsed one by one.
+//
+// Nothing here says that a text is right: whoever parses the pieces sees that. It is one pass, needs no interpreter, and
+// takes memory for the brackets that are open and for the pieces.
 
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <vector>
+
+#include "bindings.h"
 
 namespace stretto {
 namespace {
+
+enum class PieceKind : uint8_t {
+    kMembers,  // members of the container that is open, with commas between them and none around
+    kList,     // a list opens; the bytes are those before its bracket, since the last comma
+    kObject,   // the same, an object
+    kClose,    // it closes; the bytes are those behind its bracket, until the next comma or bracket
+};
+
+struct Piece {
+    PieceKind kind;
+    size_t begin, end;
+};
+
+struct Outline {
+    size_t values = 1;          // more or less: commas, colons and opening brackets, and one
+    size_t most_fields = 0;     // of one object
+    size_t longest_number = 0;  // in characters
+    bool is_whole = false;      // every text, list and object ends, and none is deeper than allowed
+    std::vector<Piece> pieces;  // empty for a text that is one piece
+};
 
 // A list or object that is open.
 struct Open {
@@ -18,7 +44,7 @@ struct Open {
     size_t child_end = 0;   // behind the present member, if that was cut into pieces
 };
 
-enum Kind : uint8_t { kOther, kDigit, kQuote, kMark };
+enum CharKind : uint8_t { kOther, kDigit, kQuote, kMark };
 
 constexpr std::array<uint8_t, 256> kinds() {
     std::array<uint8_t, 256> found{};
@@ -102,7 +128,7 @@ private:
             end_child(open, at);
             open.run = at + 1;
         } else if (at - open.run >= piece_bytes_) {
-            out_.pieces.push_back({Part::kMembers, open.run, at});
+            out_.pieces.push_back({PieceKind::kMembers, open.run, at});
             open.run = at + 1;
         }
         open.member = at + 1;
@@ -126,25 +152,25 @@ private:
         if (open.child_end)
             end_child(open, at);
         else
-            out_.pieces.push_back({Part::kMembers, open.run, at});
-        out_.pieces.push_back({Part::kClose, at + 1, bytes_});
+            out_.pieces.push_back({PieceKind::kMembers, open.run, at});
+        out_.pieces.push_back({PieceKind::kClose, at + 1, bytes_});
         return put_into_parent(open, at);
     }
 
     // Puts what comes before the pieces of a container before them.
     bool put_into_parent(const Open& open, size_t at) {
-        const Part part = open.is_object ? Part::kObject : Part::kList;
+        const PieceKind kind = open.is_object ? PieceKind::kObject : PieceKind::kList;
         auto first = out_.pieces.begin() + open.first;
         if (open_.empty()) {
             if (open.first) return false;  // a second value
-            out_.pieces.insert(first, {part, 0, open.bracket});
+            out_.pieces.insert(first, {kind, 0, open.bracket});
             return true;
         }
         Open& parent = open_.back();
         if (parent.child_end) return false;  // two values without a comma between them
         const bool has_members = parent.member > parent.run;
-        first = out_.pieces.insert(first, {part, parent.member, open.bracket});
-        if (has_members) out_.pieces.insert(first, {Part::kMembers, parent.run, parent.member - 1});
+        first = out_.pieces.insert(first, {kind, parent.member, open.bracket});
+        if (has_members) out_.pieces.insert(first, {PieceKind::kMembers, parent.run, parent.member - 1});
         parent.child_end = at + 1;
         return true;
     }
@@ -155,10 +181,33 @@ private:
     Outline out_;
 };
 
-}  // namespace
-
+// Pieces have about `piece_bytes`, or one value that cannot be cut: containers are cut where they are larger.
 Outline outline_of(const char* data, size_t bytes, size_t piece_bytes, size_t max_depth) {
     return Outliner(data, bytes, piece_bytes, max_depth).run();
+}
+
+constexpr size_t kUnlockBytes = 1 << 15;  // less is done before another thread would have the lock
+
+nb::tuple outline(const nb::bytes& data, size_t piece_bytes, size_t max_depth) {
+    Outline found;
+    if (data.size() > kUnlockBytes) {
+        Unlocked unlocked;
+        found = outline_of(data.c_str(), data.size(), piece_bytes, max_depth);
+    } else {
+        found = outline_of(data.c_str(), data.size(), piece_bytes, max_depth);
+    }
+    nb::list pieces;
+    for (const Piece& piece : found.pieces)
+        pieces.append(nb::make_tuple(static_cast<int>(piece.kind), piece.begin, piece.end));
+    return nb::make_tuple(found.values, found.most_fields, found.longest_number, found.is_whole, pieces);
+}
+
+}  // namespace
+
+void bind_outline(nb::module_& m) {
+    m.def("json_outline", &outline, nb::arg("data"), nb::arg("piece_bytes"), nb::arg("max_depth"),
+          "Values, fields of the largest object, characters of the longest number, whether all of it ends, and pieces "
+          "(part, begin, end).");
 }
 
 }  // namespace stretto
