@@ -27,7 +27,7 @@
 PYTHON ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
-NATIVE := CMakeLists.txt $(wildcard csrc/* csrc/kernels/*)
+NATIVE := CMakeLists.txt $(wildcard csrc/* csrc/*/* csrc/*/*/*)
 
 # These reach the command as they were typed: no shell and no make looks for $ or quotes in them.
 unexport PROMPT MODEL
@@ -115,7 +115,7 @@ asan: $(VENV)/.test
 
 check-threads: tests/native/pool_check.cpp $(NATIVE)
 	@mkdir -p build
-	$(CXX) -std=c++17 -O1 -g -Wall -Wextra -fsanitize=thread -Icsrc $< csrc/threads.cpp -o build/pool_check -pthread
+	$(CXX) -std=c++17 -O1 -g -Wall -Wextra -fsanitize=thread -Icsrc $< csrc/threads/pool.cpp -o build/pool_check -pthread
 	build/pool_check
 
 check-arm:

@@ -18,8 +18,8 @@
 
 #include <sys/mman.h>
 
-#include "half.h"
-#include "product.h"
+#include "kernels/product.h"
+#include "weights/half.h"
 
 namespace stretto {
 

@@ -21,12 +21,12 @@ newer() {
 }
 mkdir -p $out
 if newer $out/kernels_check csrc tests/native/kernels_check.cpp scripts/check_arm.sh; then
-    $compiler $flags $neon -c csrc/kernels/neon.cpp -o $out/neon.o
-    $compiler $flags $neon+i8mm -c csrc/kernels/i8mm.cpp -o $out/i8mm.o
-    $compiler $flags $neon -c csrc/kernels/direct_neon.cpp -o $out/direct_neon.o
-    $compiler $flags -static -o $out/kernels_check tests/native/kernels_check.cpp $out/*neon.o $out/i8mm.o csrc/formats.cpp \
-        csrc/kquants.cpp csrc/blocks.cpp csrc/blocks_small.cpp csrc/grids.cpp csrc/pack.cpp csrc/probe_features.cpp \
-        csrc/kernels/select.cpp csrc/kernels/portable.cpp csrc/kernels/direct_portable.cpp
+    $compiler $flags $neon -c csrc/kernels/neon/neon.cpp -o $out/neon.o
+    $compiler $flags $neon+i8mm -c csrc/kernels/neon/i8mm.cpp -o $out/i8mm.o
+    $compiler $flags $neon -c csrc/kernels/neon/direct_neon.cpp -o $out/direct_neon.o
+    $compiler $flags -static -o $out/kernels_check tests/native/kernels_check.cpp $out/*neon.o $out/i8mm.o \
+        csrc/weights/{blocks,blocks_small,formats,grids,kquants,pack}.cpp csrc/hardware/features.cpp \
+        csrc/kernels/select.cpp csrc/kernels/portable/{portable,direct_portable}.cpp
 fi
 done=$($run $out/kernels_check)
 echo "$done"

@@ -201,7 +201,7 @@ def measure(compiler: str) -> dict[str, Measured]:
     BUILD.mkdir(parents=True, exist_ok=True)
     for kernels, architecture in KERNELS.items():
         library = BUILD / f"{kernels}_loops.so"
-        source = f"csrc/kernels/{kernels}.cpp"
+        source = f"csrc/kernels/neon/{kernels}.cpp"
         output_of(compiler, *FLAGS, f"-march={architecture}", source, "-o", str(library))
         text = output_of(
             "llvm-objdump", "-d", "-C", "--no-show-raw-insn", f"--mattr={FEATURES}", str(library)

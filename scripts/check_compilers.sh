@@ -21,8 +21,10 @@ warnings="-std=c++17 -O3 -Wall -Wextra -Werror -ffp-contract=off -Icsrc"
 avx2="-mavx2 -mfma -mf16c"
 avx512="$avx2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512"
 neon="-march=armv8.2-a+dotprod+fp16"
-common="attention blocks blocks_small decoder formats forward grids kquants logits_row loop mixture pack product probe probe_dots probe_features
-        sampler threads vision kernels/portable kernels/direct_portable kernels/select"
+common="hardware/dots hardware/features hardware/probe kernels/portable/direct_portable kernels/portable/portable kernels/product
+        kernels/select model/attention model/decoder model/experts model/forward model/loop sampling/logits_row sampling/mixture
+        sampling/sampler threads/pool vision/vision weights/blocks weights/blocks_small weights/formats weights/grids
+        weights/kquants weights/pack"
 declare -A emulated_with  # the first compiler of each family
 
 there() { command -v "${1%% *}" >/dev/null; }
@@ -61,17 +63,18 @@ emulated() {
 check() {
     local name=$1 compiler=$2 family quiet= static=
     family=$(family "$compiler")
+    rm -rf "${out:?}/$name"  # the objects of files that are gone
     compile "$name" "$compiler" "" $common
     if [[ $family == x86_64 ]]; then
         # GCC 12 and 13 take the undefined operand in their own intrinsics for ours.
         [[ $compiler == *g++* && $compiler != *clang* ]] && quiet="-Wno-maybe-uninitialized -Wno-uninitialized"
-        compile "$name" "$compiler" "$avx2" kernels/avx2 kernels/direct_avx2
-        compile "$name" "$compiler" "$avx512 $quiet" kernels/avx512 kernels/direct_avx512
-        compile "$name" "$compiler" "$avx512 $quiet -mamx-tile -mamx-int8" kernels/amx
+        compile "$name" "$compiler" "$avx2" kernels/x86/avx2 kernels/x86/direct_avx2
+        compile "$name" "$compiler" "$avx512 $quiet" kernels/x86/avx512 kernels/x86/direct_avx512
+        compile "$name" "$compiler" "$avx512 $quiet -mamx-tile -mamx-int8" kernels/x86/amx
         unshared "$name" avx2 avx512 amx direct_avx2 direct_avx512
     else
-        compile "$name" "$compiler" "$neon" kernels/neon kernels/direct_neon
-        compile "$name" "$compiler" "$neon+i8mm" kernels/i8mm
+        compile "$name" "$compiler" "$neon" kernels/neon/neon kernels/neon/direct_neon
+        compile "$name" "$compiler" "$neon+i8mm" kernels/neon/i8mm
         unshared "$name" neon i8mm direct_neon
     fi
     # Debian's cross libraries have no libm to link statically.
@@ -103,12 +106,12 @@ check_apple() {
     local name=$1-apple arm="$1 --target=aarch64-linux-gnu" apple="$1 --target=arm64-apple-macos12" headers file
     headers=$(arm_headers "$2")
     mkdir -p "$out/$name"
-    for file in kernels/portable kernels/select kernels/neon kernels/direct_neon kernels/i8mm probe_dots probe_features; do
+    for file in kernels/portable/portable kernels/select kernels/neon/neon kernels/neon/direct_neon kernels/neon/i8mm hardware/dots hardware/features; do
         # GNU's headers define __nonnull as a function, Apple's compilers as a qualifier.
         $apple $warnings $neon+i8mm -U__nonnull -D_GNU_SOURCE -nostdinc++ -isystem scripts/apple $headers -fsyntax-only "csrc/$file.cpp"
     done
     for file in neon i8mm; do
-        $arm $warnings $neon+i8mm -S "csrc/kernels/$file.cpp" -o "$out/$name/$file.s"
+        $arm $warnings $neon+i8mm -S "csrc/kernels/neon/$file.cpp" -o "$out/$name/$file.s"
         sed -n '/^[[:space:]]*\/\/APP/,/^[[:space:]]*\/\/NO_APP/p' "$out/$name/$file.s" >"$out/$name/$file.loops.s"
         [[ -s $out/$name/$file.loops.s ]] || { echo "$name, $file: no assembler was found" >&2; exit 1; }
         $apple $neon+i8mm -c "$out/$name/$file.loops.s" -o "$out/$name/$file.o"

@@ -1,4 +1,4 @@
-"""Writes csrc/grids_data.h: the code books of the IQ formats, as text that csrc/grids.cpp expands.
+"""Writes csrc/weights/grids_data.h: the code books of the IQ formats, as text that grids.cpp expands.
 
     python scripts/make_grids.py
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from gguf import quants
 
-OUT = Path(__file__).resolve().parent.parent / "csrc" / "grids_data.h"
+OUT = Path(__file__).resolve().parent.parent / "csrc" / "weights" / "grids_data.h"
 WIDTH = 120
 GRIDS = {
     "kGridIq2Xxs": (quants.IQ2_XXS, 2),

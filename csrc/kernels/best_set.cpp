@@ -3,8 +3,8 @@
 
 #include <cstdio>
 
-#include "../probe_features.cpp"
-#include "kernels.h"
+#include "hardware/features.cpp"
+#include "kernels/kernels.h"
 
 int main() {
     for (const char* name : stretto::kKernelNames) {

@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "kernels/kernels.h"
-#include "packed.h"
+#include "weights/packed.h"
 
 namespace stretto {
 

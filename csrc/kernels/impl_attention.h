@@ -42,9 +42,9 @@ inline void fetch(const uint8_t* head) {
 }
 
 #ifdef STRETTO_HAS_TILES
-#include "kernels/impl_attention_tiles.h"
-#include "kernels/impl_gelu_tiles.h"
-#include "kernels/impl_attention_bytes.h"
+#include "kernels/neon/attention_tiles.h"
+#include "kernels/neon/gelu_tiles.h"
+#include "kernels/neon/attention_bytes.h"
 #else
 #ifndef STRETTO_HAS_SPLAT_HALF
 inline Floats splat_half(const uint8_t* p) { return splat(half_to_float(static_cast<uint16_t>(p[0] | p[1] << 8))); }
@@ -313,7 +313,7 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
 }
 
 #ifdef STRETTO_HAS_TILES
-#include "kernels/impl_attention_halves.h"
+#include "kernels/neon/attention_halves.h"
 #endif
 
 void attend(const Attention& a, size_t first, size_t last, const Partial& out) {

@@ -7,7 +7,7 @@
 constexpr float kFloatBias = 12582912.0f;  // 1.5 × 2^23
 
 #ifdef STRETTO_HAS_TILES
-#include "kernels/impl_tiles.h"
+#include "kernels/neon/tiles.h"
 #endif
 
 // Panels of a matrix, and the part of their columns that a tile multiplies.
@@ -282,7 +282,7 @@ struct Plain {
 };
 
 #ifdef STRETTO_HAS_TILES
-#include "kernels/impl_tiles_float.h"
+#include "kernels/neon/tiles_float.h"
 #endif
 
 template <auto V>

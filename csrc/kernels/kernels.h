@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "packed.h"
+#include "weights/packed.h"
 
 namespace stretto {
 

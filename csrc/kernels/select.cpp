@@ -4,12 +4,12 @@
 #include <cstring>
 
 #include "kernels/kernels.h"
-#include "probe.h"
+#include "hardware/probe.h"
 
 #if defined(__x86_64__)
-#include "kernels/amx.h"
+#include "kernels/x86/amx.h"
 #elif defined(__aarch64__)
-#include "kernels/i8mm.h"
+#include "kernels/neon/i8mm.h"
 #endif
 
 namespace stretto {

@@ -16,10 +16,10 @@
 
 #include <sys/mman.h>
 
-#include "formats.h"
-#include "half.h"
 #include "kernels/direct.h"
 #include "kernels/kernels.h"
+#include "weights/formats.h"
+#include "weights/half.h"
 
 namespace stretto {
 

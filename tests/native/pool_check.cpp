@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "threads.h"
+#include "threads/pool.h"
 
 using namespace stretto;
 

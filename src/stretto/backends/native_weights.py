@@ -28,7 +28,7 @@ from stretto.weights.gguf import GGUF
 from stretto.weights.hub.store import Store
 from stretto.weights.packed_file import PackedMatrix, packed_file
 
-# A model's spec as the native code takes it: dictionaries, which csrc/bind_config.cpp reads.
+# A model's spec as the native code takes it: dictionaries, which csrc/bindings/config.cpp reads.
 
 
 def checked_spec(spec: ModelSpec) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from stretto.weights.tensor import Tensor
 
 # Mapped files, guarded: one that is cut while it is used is a `ModelError`, not the end of the process.
 #
-# Reading a page that is gone raises SIGBUS. A handler in native code (csrc/guard.h) then puts zeros in
+# Reading a page that is gone raises SIGBUS. A handler in native code (csrc/memory/guard.h) then puts zeros in
 # place of the rest of the mapping and notes it; whoever has computed with it looks here afterwards. That
 # costs a look at a counter for each pass, and nothing while pages are read.
 

@@ -25,7 +25,7 @@ from stretto.weights.metadata import Metadata
 CACHE_FORMATS: Mapping[str, Format] = {"f16": Format.F16, "q8": Format.Q8_0, "f32": Format.F32}  # of a CPU
 LENGTHS = (512, 2048, 8192)
 
-# Bits of a number in the native kernels' layout (csrc/packed.h); other formats are as small as in the file.
+# Bits of a number in the layout of csrc/weights/packed.h; other formats are as small as in the file.
 PACKED_BITS: Mapping[str, float] = {"Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.625, "MXFP4": 4.5}
 
 

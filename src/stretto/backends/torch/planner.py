@@ -35,7 +35,7 @@ from stretto.errors import InvalidRequest
 from stretto.models.mixers import Latent
 from stretto.models.spec import ModelSpec
 
-# Where the integers of a pass are in their block, as csrc/device_plan.h lays them out.
+# Where the integers of a pass are in their block, as csrc/device/plan.h lays them out.
 
 BLOCKS = (1, SHARED_ROWS, PROMPT_ROWS)  # rows of single, shared and prompt items
 HEADS = 2 * len(BLOCKS)  # integers of a kind at the beginning

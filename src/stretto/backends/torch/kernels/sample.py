@@ -1,10 +1,10 @@
 """Kernels that sample: the chain of sampling/sampler.py, one program a row.
 
-`find_peaks` reads the rows once; `select` looks only at stretches that hold candidates, as csrc/sampler.cpp
-does. All cuts (top-k, top-p, min-p) are cuts in one order, by tempered logit and then id: a candidate stays
-if few enough, and light enough ones, come before it. So nothing is sorted: candidates are compared pair by
-pair. Rows with more candidates than `CANDIDATES` are left to `search.py`, those that are drawn from whole to
-`sample_wide.py`.
+`find_peaks` reads the rows once; `select` looks only at stretches that hold candidates, as
+csrc/sampling/sampler.cpp does. All cuts (top-k, top-p, min-p) are cuts in one order, by tempered logit and
+then id: a candidate stays if few enough, and light enough ones, come before it. So nothing is sorted:
+candidates are compared pair by pair. Rows with more candidates than `CANDIDATES` are left to `search.py`,
+those that are drawn from whole to `sample_wide.py`.
 
 A row's parameters are 64 bytes, `sampler.ROW`. Launch with `enable_fp_fusion=False`: the host's arithmetic
 has no contraction.

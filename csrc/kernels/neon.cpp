@@ -1,9 +1,0 @@
-#define STRETTO_ISA neon
-#include "kernels/vec_neon.h"
-#include "half.h"
-#include "kernels/direct.h"
-#include "kernels/impl.h"
-
-namespace stretto {
-const Kernels kNeon = neon::table("neon", kDirectNeon);
-}

@@ -1,0 +1,216 @@
+#include "model/recurrent.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace stretto {
+
+namespace {
+
+constexpr size_t kTokens = 32;     // that pass over one tile of a state: their keys and queries fit beside it
+constexpr size_t kPiece = 256;     // channels of a gated convolution at a time
+constexpr float kLength = 1e-6f;   // added to the squared length that keys and queries are divided by
+constexpr float kLeast = 0x1p-20f;  // scale of a head's tiles, below which they are multiplied by it
+
+float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+float logistic(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+// Sixteen sums side by side, which compilers keep in vectors.
+float dot_floats(const float* x, const float* y, size_t n) {
+    float sums[16] = {};
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        for (size_t j = 0; j < 16; ++j) sums[j] += x[i + j] * y[i + j];
+    }
+    for (size_t j = 0; i + j < n; ++j) sums[j] += x[i + j] * y[i + j];
+    for (size_t step = 8; step; step /= 2) {
+        for (size_t j = 0; j < step; ++j) sums[j] += sums[j + step];
+    }
+    return sums[0];
+}
+
+Convolution part_of(const ConvolutionWeights& w, float* history, size_t begin, size_t end, bool silu) {
+    const float* bias = w.bias ? w.bias + begin : nullptr;
+    return {w.kernel, end - begin, w.channels, w.taps + begin, bias, history + begin, silu};
+}
+
+// Pointers to what up to kTokens tokens have for one head.
+struct Tokens {
+    size_t n;
+    const float* write[kTokens];
+    const float* read[kTokens];
+    const float* values[kTokens];
+    float* out[kTokens];
+    float factor[kTokens], scale[kTokens], inverse[kTokens], gain[kTokens], overlap[kTokens];
+
+    // The decays of a token's head: `last` is the scale of its tiles.
+    void decay(size_t t, float by, float* last) {
+        const float now = *last * by;
+        const bool small = now < kLeast;
+        factor[t] = small ? now : 1.0f;
+        *last = scale[t] = small ? 1.0f : now;
+        inverse[t] = 1.0f / scale[t];
+    }
+
+    // Calls `advance` for each tile of a head's state, whose values stand 16 by 16.
+    void pass(void (*advance)(const StateTile&), float* state, size_t rows, size_t values_size, float skip) {
+        for (size_t first = 0; first < values_size; first += kStateLanes, state += rows * kStateLanes) {
+            const size_t lanes = std::min(kStateLanes, values_size - first);
+            const float* from[kTokens];
+            float* to[kTokens];
+            for (size_t t = 0; t < n; ++t) {
+                from[t] = values[t] + first;
+                to[t] = out[t] + first;
+            }
+            advance({state, rows, lanes, n, write, read, factor, scale, inverse, gain, overlap, from, to, skip});
+        }
+    }
+};
+
+// The scale of a head's tiles, which stands behind those of all heads. A state of zeros is that of no tokens.
+float* scale_of(float* state, size_t heads, size_t head_floats, size_t head) {
+    float* scale = state + heads * head_floats + head;
+    if (*scale == 0.0f) *scale = 1.0f;
+    return scale;
+}
+
+// The numbers of a delta net's scratch.
+struct DeltaScratch {
+    float *keys, *queries;    // [kTokens][key_size], of length 1 and key_size^−½
+    float *to_key, *to_query;  // [key_size]: weights with which an RMS norm makes them so
+    float* gate;              // [value_size]
+
+    DeltaScratch(const DeltaNetWeights& w, float* memory)
+        : keys(memory),
+          queries(keys + kTokens * w.key_size),
+          to_key(queries + kTokens * w.key_size),
+          to_query(to_key + w.key_size),
+          gate(to_query + w.key_size) {
+        const float size = static_cast<float>(w.key_size);
+        std::fill_n(to_key, w.key_size, 1.0f / std::sqrt(size));
+        std::fill_n(to_query, w.key_size, 1.0f / size);
+    }
+};
+
+// What token t of a block, batch row `row`, has for value head `head`.
+void take_token(const Kernels& kernels, const DeltaNetWeights& w, const DeltaNetRows& rows, const DeltaScratch& s,
+                size_t head, size_t row, size_t t, float* scale, Tokens* tokens) {
+    const size_t shared = w.n_value_head / w.n_key_head;
+    const size_t key_head = w.tiled ? head % w.n_key_head : head / shared;
+    const float* qkv = rows.qkv.row(row);
+    float* key = s.keys + t * w.key_size;
+    float* query = s.queries + t * w.key_size;
+    const float eps = kLength / static_cast<float>(w.key_size);
+    kernels.rms_norm(qkv + key_head * w.key_size, s.to_query, w.key_size, eps, query);
+    kernels.rms_norm(qkv + (w.n_key_head + key_head) * w.key_size, s.to_key, w.key_size, eps, key);
+    const float *beta = rows.beta.row(row) + head, *alpha = nullptr;
+    if (w.fused) {
+        beta = rows.beta.row(row) + 2 * shared * (head / shared) + head % shared;
+        alpha = beta + shared;
+    } else {
+        alpha = rows.alpha.row(row) + head;
+    }
+    tokens->write[t] = key;
+    tokens->read[t] = query;
+    tokens->values[t] = qkv + 2 * w.n_key_head * w.key_size + head * w.value_size;
+    tokens->out[t] = rows.out.row(row) + head * w.value_size;
+    tokens->decay(t, std::exp(w.a[head] * softplus(*alpha + w.dt_bias[head])), scale);
+    tokens->gain[t] = logistic(*beta);
+    tokens->overlap[t] = dot_floats(key, query, w.key_size);
+}
+
+}  // namespace
+
+void convolve(const Kernels& kernels, const ConvolutionWeights& w, const SlotRows& rows, Columns<float> x,
+              float* history, size_t begin, size_t end) {
+    const Convolution part = part_of(w, history, begin, end, true);
+    for (size_t t = 0; t < rows.n; ++t) {
+        float* row = x.row(rows[t]) + begin;
+        kernels.convolve(part, row, row);
+    }
+}
+
+void convolve_gated(const Kernels& kernels, const ConvolutionWeights& w, const SlotRows& rows,
+                    Columns<const float> bcx, Columns<float> out, float* history, size_t begin, size_t end) {
+    float gated[kPiece];
+    for (size_t first = begin; first < end; first += kPiece) {
+        const size_t last = std::min(first + kPiece, end);
+        const Convolution part = part_of(w, history, first, last, false);
+        for (size_t t = 0; t < rows.n; ++t) {
+            const float *b = bcx.row(rows[t]) + first, *c = b + w.channels, *x = c + w.channels;
+            float* to = out.row(rows[t]) + first;
+            for (size_t i = 0; i < last - first; ++i) gated[i] = b[i] * x[i];
+            kernels.convolve(part, gated, gated);
+            for (size_t i = 0; i < last - first; ++i) to[i] = c[i] * gated[i];
+        }
+    }
+}
+
+size_t DeltaNetWeights::scratch_floats() const { return 2 * (kTokens + 1) * key_size + value_size; }
+
+void correct_heads(const Kernels& kernels, const DeltaNetWeights& w, const DeltaNetRows& rows, float* state,
+                   float* scratch, size_t begin, size_t end) {
+    const DeltaScratch s(w, scratch);
+    Tokens tokens;
+    for (size_t head = begin; head < end; ++head) {
+        float* scale = scale_of(state, w.n_value_head, w.head_floats(), head);
+        for (size_t first = 0; first < rows.rows.n; first += kTokens) {
+            tokens.n = std::min(kTokens, rows.rows.n - first);
+            for (size_t t = 0; t < tokens.n; ++t) {
+                take_token(kernels, w, rows, s, head, rows.rows[first + t], t, scale, &tokens);
+            }
+            tokens.pass(kernels.correct_state, state + head * w.head_floats(), w.key_size, w.value_size, 0.0f);
+            for (size_t t = 0; t < tokens.n; ++t) {  // the norm, then the gate
+                const float* gate = rows.gate.row(rows.rows[first + t]) + head * w.value_size;
+                std::copy_n(gate, w.value_size, s.gate);
+                kernels.rms_norm(tokens.out[t], w.norm, w.value_size, w.eps, tokens.out[t]);
+                kernels.silu(s.gate, tokens.out[t], w.value_size);
+                std::copy_n(s.gate, w.value_size, tokens.out[t]);
+            }
+        }
+    }
+}
+
+void scan_heads(const Kernels& kernels, const Mamba2Weights& w, const Mamba2Rows& rows, float* state, size_t begin,
+                size_t end) {
+    Tokens tokens;
+    for (size_t head = begin; head < end; ++head) {
+        const size_t group = head / (w.n_head / w.n_group);
+        float* scale = scale_of(state, w.n_head, w.head_floats(), head);
+        for (size_t first = 0; first < rows.rows.n; first += kTokens) {
+            tokens.n = std::min(kTokens, rows.rows.n - first);
+            for (size_t t = 0; t < tokens.n; ++t) {
+                const size_t row = rows.rows[first + t];
+                const float* x = rows.projected.row(row) + w.inner();
+                const float* b = x + w.inner() + group * w.state_size;
+                const float step = softplus(x[w.channels() + head] + w.dt_bias[head]);
+                tokens.write[t] = b;
+                tokens.read[t] = b + w.n_group * w.state_size;
+                tokens.values[t] = x + head * w.head_size;
+                tokens.out[t] = rows.out.row(row) + head * w.head_size;
+                tokens.decay(t, std::exp(step * w.a[head]), scale);
+                tokens.gain[t] = step;
+            }
+            tokens.pass(kernels.add_to_state, state + head * w.head_floats(), w.state_size, w.head_size, w.d[head]);
+        }
+    }
+}
+
+void gate_groups(const Kernels& kernels, const Mamba2Weights& w, const Mamba2Rows& rows, float* scratch, size_t begin,
+                 size_t end) {
+    const size_t size = w.inner() / w.n_group;
+    for (size_t t = 0; t < rows.rows.n; ++t) {
+        for (size_t group = begin; group < end; ++group) {  // the gate, then the norm
+            float* out = rows.out.row(rows.rows[t]) + group * size;
+            std::copy_n(rows.projected.row(rows.rows[t]) + group * size, size, scratch);
+            kernels.silu(scratch, out, size);
+            if (w.norm) {
+                kernels.rms_norm(scratch, w.norm + group * size, size, w.eps, out);
+            } else {
+                std::copy_n(scratch, size, out);
+            }
+        }
+    }
+}
+
+}  // namespace stretto

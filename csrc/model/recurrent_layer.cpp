@@ -1,0 +1,105 @@
+// Recurrent mixers in a forward pass: the rows of a slot advance its state in order; threads share channels and heads.
+
+#include "model/recurrent_layer.h"
+
+#include <algorithm>
+
+#include "model/walk.h"
+
+namespace stretto {
+
+// Calls f(rows of a slot, state, first, last) for parts of `count` channels, heads or groups of all slots.
+template <typename F>
+void Decoder::Walk::each_slot(size_t layer, size_t count, size_t step, F f) {
+    const size_t parts = pieces_of(count, step);
+    Share share(plan_.cursors, next_task(), plan_.slots.size() * parts, thread_, n_threads_);
+    for (size_t piece; share.next(&piece);) {
+        const SlotGroup& group = plan_.slots[piece / parts];
+        const size_t begin = piece % parts * step;
+        f(SlotRows{group.rows.size(), group.rows.data()}, d_.state_of(group.slot, layer), begin,
+          std::min(begin + step, count));
+    }
+    meet();
+}
+
+// Leaves what the mixer gives in `out`.
+void Decoder::Walk::recurrent(size_t layer, const Linear& projection, float* out) {
+    const LayerConfig& config = c_.layers[layer];
+    size_t width = 0;
+    if (config.is_delta_net()) width = delta_net(layer);
+    if (config.is_convolution()) width = short_convolution(layer);
+    if (config.has_mamba2()) width = mamba2(layer);
+    quantize(plan_.inner, width);
+    product(projection.matrix, plan_.inner, n_, out, quantized_);
+    meet();
+}
+
+// Channels that a thread takes at a time: whole vectors, and some parts for each thread.
+size_t Decoder::Walk::channel_step(size_t channels) const {
+    return whole_lines(pieces_of(channels, 2 * n_threads_));
+}
+
+size_t Decoder::Walk::delta_net(size_t layer) {
+    const LayerConfig& config = c_.layers[layer];
+    const RecurrentWeights& w = d_.layers_[layer].recurrent;
+    const DeltaNetWeights net = delta_net_of(config.recurrent, w);
+    const ConvolutionWeights convolution = convolution_of(config, w);
+    const size_t inner = net.n_value_head * net.value_size, heads = net.n_value_head;
+    if (net.fused) {
+        products({{&w.in, plan_.projected}, {&w.gate, plan_.outer_gate}, {&w.beta, plan_.beta}}, normed_);
+    } else {
+        products({{&w.in, plan_.projected}, {&w.gate, plan_.outer_gate}, {&w.beta, plan_.beta}, {&w.alpha, plan_.alpha}},
+                 normed_);
+    }
+    meet();
+    const Columns<float> qkv{plan_.projected, net.channels()};
+    each_slot(layer, net.channels(), channel_step(net.channels()),
+              [&](const SlotRows& rows, float* state, size_t begin, size_t end) {
+                  convolve(kernel_, convolution, rows, qkv, state, begin, end);
+              });
+    const Columns<const float> beta{plan_.beta, net.fused ? 2 * heads : heads}, alpha{plan_.alpha, heads};
+    each_slot(layer, heads, 1, [&](const SlotRows& rows, float* state, size_t begin, size_t end) {
+        const DeltaNetRows given{rows, {qkv.data, qkv.stride}, {plan_.outer_gate, inner}, beta, alpha, {plan_.inner, inner}};
+        correct_heads(kernel_, net, given, state + history_floats(config), mine_.recurrent, begin, end);
+    });
+    return inner;
+}
+
+size_t Decoder::Walk::short_convolution(size_t layer) {
+    const LayerConfig& config = c_.layers[layer];
+    const RecurrentWeights& w = d_.layers_[layer].recurrent;
+    const ConvolutionWeights convolution = convolution_of(config, w);
+    const size_t width = config.recurrent.width;
+    products({{&w.in, plan_.projected}}, normed_);
+    meet();
+    each_slot(layer, width, channel_step(width), [&](const SlotRows& rows, float* state, size_t begin, size_t end) {
+        convolve_gated(kernel_, convolution, rows, {plan_.projected, 3 * width}, {plan_.inner, width}, state, begin, end);
+    });
+    return width;
+}
+
+size_t Decoder::Walk::mamba2(size_t layer) {
+    const LayerConfig& config = c_.layers[layer];
+    const RecurrentWeights& w = d_.layers_[layer].recurrent;
+    const Mamba2Weights net = mamba2_of(config.recurrent, w);
+    const ConvolutionWeights convolution = convolution_of(config, w);
+    products({{&w.in, plan_.projected}}, normed_);
+    meet();
+    const Columns<float> mixed{plan_.projected + net.inner(), net.projected()};
+    each_slot(layer, net.channels(), channel_step(net.channels()),
+              [&](const SlotRows& rows, float* state, size_t begin, size_t end) {
+                  convolve(kernel_, convolution, rows, mixed, state, begin, end);
+              });
+    auto rows_of = [&](const SlotRows& rows) {
+        return Mamba2Rows{rows, {plan_.projected, net.projected()}, {plan_.inner, net.inner()}};
+    };
+    each_slot(layer, net.n_head, 1, [&](const SlotRows& rows, float* state, size_t begin, size_t end) {
+        scan_heads(kernel_, net, rows_of(rows), state + history_floats(config), begin, end);
+    });
+    each_slot(layer, net.n_group, 1, [&](const SlotRows& rows, float*, size_t begin, size_t end) {
+        gate_groups(kernel_, net, rows_of(rows), mine_.recurrent, begin, end);
+    });
+    return net.inner();
+}
+
+}  // namespace stretto
