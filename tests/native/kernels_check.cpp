@@ -442,15 +442,15 @@ void check_attention(const Kernels& kernel, CacheType type, size_t size, size_t 
         ends[row] = static_cast<int32_t>(length > 2 * row ? length - 2 * row : 1);
         if (row % 2 && ends[row] > 20) begins[row] = ends[row] - 20;
     }
+    std::vector<size_t> places(length + kPlacesBehind);
+    place_cells(view.data(), length, stride, kCellBlock * stride, places.data());
     std::vector<float> queries = random.floats(rows * group * size, 4.0f);
     Attention a{};
     a.type = type;
     a.finite = type == CacheType::kHalf;
     a.keys = keys.data();
     a.values = values.data();
-    a.cell_stride = stride;
-    a.block_stride = kCellBlock * stride;
-    a.view = view.data();
+    a.places = places.data();
     a.head_size = size;
     a.group = group;
     a.scale = 1.0f / std::sqrt(static_cast<float>(size));
