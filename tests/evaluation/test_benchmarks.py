@@ -6,12 +6,15 @@ import hashlib
 import json
 import zipfile
 
+import jsonschema
 import numpy as np
 import pytest
 
+import tool_models
 from stretto.errors import InvalidRequest, PullError, Unsupported
 from stretto.evaluation import benchmarks, harness
 from stretto.evaluation.benchmarks import BENCHMARKS, read_items, read_lines, same_number
+from stretto.evaluation.calling import Conversation
 from stretto.evaluation.harness import run_benchmark, settings_of
 from stretto.evaluation.sandbox import Verdict
 from stretto.testing import byte_tokenizer, mock_llm
@@ -329,3 +332,75 @@ def test_data_are_read_from_an_archive_that_is_verified(tmp_path, monkeypatch):
 
 def test_the_byte_tokenizer_is_what_these_tests_think_it_is():
     assert byte_tokenizer().encode("gr") == list(b"gr")
+
+
+# Tool calls.
+
+
+def conversation(calls, texts=(), choice="auto"):
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    return Conversation("own", [{"role": "user", "content": "Hi"}], tools, calls, texts, choice)
+
+
+def judged(wanted, *calls, text="", texts=()):
+    return conversation(wanted, texts).judged(calls, text)["right"]
+
+
+def test_calls_are_judged_by_name_arguments_and_json():
+    wanted = [("add", {"a": [1, 2], "note": [None, "x"], "any": None})]
+    whole = {"name": True, "arguments": True, "valid_json": True, "right": True}
+    assert judged(wanted, ("add", {"a": 2})) == whole
+    assert judged(wanted, ("add", '{"a": 1.0, "note": " X ", "any": [5]}')) == whole
+    for arguments in ({}, {"a": 3}, {"a": True}, {"a": 1, "b": 1}, {"a": 1, "note": "y"}):
+        assert judged(wanted, ("add", arguments)) == {**whole, "arguments": False, "right": False}
+    assert judged(wanted, ("add", '{"a": 1')) == dict.fromkeys(whole, False) | {"name": True}
+    assert judged(wanted, ("sub", {"a": 1}))["name"] is False
+    assert judged(wanted) == {"name": False, "arguments": False, "right": False}
+    two = [("add", {"a": [1]}), ("add", {"a": [{"b": [2, True]}]})]
+    assert judged(two, ("add", {"a": {"b": [2, True]}}), ("add", {"a": 1}))["right"]
+    assert not judged(two, ("add", {"a": 1}), ("add", {"a": 1}))["right"]
+    assert not judged(two, ("add", {"a": 1}))["name"]
+
+
+def test_an_answer_without_calls_is_right_by_its_text():
+    assert judged([], text="It is 18 °C.", texts=["18"]) == {"no_false_call": True, "right": True}
+    assert judged([], text="It is cold.", texts=["18"]) == {"no_false_call": True, "right": False}
+    assert judged([], text="") == {"no_false_call": True, "right": True}
+    assert judged([], ("add", {}))["no_false_call"] is False
+
+
+def test_the_conversations_are_ten_of_each_kind_and_say_what_is_right():
+    items = read_items("tools_auto")
+    kinds = [item.id.partition(":")[0] for item in items]
+    assert {kind: kinds.count(kind) for kind in kinds} == dict.fromkeys(
+        ("one", "several", "none", "types", "nested", "second"), 10
+    )
+    assert len({item.id for item in items}) == 60
+    for item in items:
+        schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in item.tools}
+        first = [
+            (name, {key: values[0] for key, values in wanted.items() if values and values[0] is not None})
+            for name, wanted in item.calls
+        ]
+        for name, arguments in first:
+            jsonschema.validate(arguments, {**schemas[name], "additionalProperties": False})
+        assert item.judged(first, " ".join(item.texts))["right"]["right"]
+    assert [item.id for item in read_items("tools_required")] == [item.id for item in items if item.calls]
+
+
+def test_models_are_asked_to_call_and_metrics_count_where_they_say_something(tmp_path):
+    said = '{"name": "get_time", "arguments": {"city": "Nairobi"}}'
+    llm = tool_models.make("chatml-tools", said)
+    report = run(tmp_path / "auto", llm, "tools_auto", batch=1)
+    assert (report.n_answered, report.metrics["valid_json"].value) == (60, 1.0)
+    items = read_items("tools_auto")
+    needing = [item for item in items if item.calls]
+    tempted = [item for item in items if not item.calls and "get_time" in json.dumps(item.tools)]
+    for metric in ("name", "arguments"):
+        assert report.metrics[metric].value == pytest.approx(1 / len(needing))
+    assert report.metrics["no_false_call"].value == pytest.approx(1 - len(tempted) / (60 - len(needing)))
+    assert report.metrics["right"].value < 1.0
+    llm = tool_models.make("chatml-tools", None)
+    report = run(tmp_path / "required", llm, "tools_required", limit=3)
+    assert report.metrics["valid_json"].value == 1.0
+    assert "no_false_call" not in report.metrics

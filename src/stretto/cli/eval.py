@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stretto.evaluation.harness import BenchmarkReport
     from stretto.llm import LLM
 
-NAMES = "humaneval|mbpp|gsm8k|hellaswag|arc|piqa|boolq|winogrande|lambada"
+NAMES = "humaneval|mbpp|gsm8k|hellaswag|arc|piqa|boolq|winogrande|lambada|tools"
 
 
 @o.flags("eval")
@@ -83,7 +83,8 @@ def eval_(
         for one in names:
             if BENCHMARKS[one].runs_code:
                 check_allowed(one, allow_code)
-            fetch(BENCHMARKS[one].data)
+            if (data := BENCHMARKS[one].data) is not None:
+                fetch(data)
         pull_missing(model)
         reports = []
         with load(model, **o.given(options, MACHINE)) as llm:

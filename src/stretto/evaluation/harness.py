@@ -61,7 +61,7 @@ def settings_of(llm: LLM, name: str, model: str, chat: bool | None = None, kv: s
     return {
         "benchmark": name,
         "version": VERSION,
-        "data": benchmark.data.source,
+        "data": "stretto" if benchmark.data is None else benchmark.data.source,
         "model": model,
         "fingerprint": hashlib.sha256((fingerprint() if fingerprint else "").encode()).hexdigest()[:16],
         "precision": llm.precision,
@@ -117,7 +117,11 @@ def run_benchmark(
     return BenchmarkReport(
         name,
         benchmark.chat if chat else benchmark.how,
-        {metric: share(sum(one[metric] for one in found), len(found)) for metric in benchmark.metrics},
+        {
+            metric: share(sum(judged), len(judged))
+            for metric in benchmark.metrics
+            if (judged := [one[metric] for one in found if metric in one])
+        },
         len(chosen),
         len(found),
         len(missing),

@@ -450,6 +450,7 @@ class Texts:
         if not isinstance(messages, Sequence):
             salt = chosen.get("cache_salt")
             prompt = self.chat_prompt(messages, tools=plan.shown, template=arguments, cache_salt=salt)
+            plan = plan.beside(messages)
         elif not arguments:
             prompt = messages
         else:

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from typing import Any
 
 from stretto.engine.types import ToolCall
@@ -15,9 +14,10 @@ from stretto.errors import InvalidRequest
 from stretto.text.reasoning import ANSWER, REASONING, START, Format, Splitter, State
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.check import Tool
+from stretto.tools.fenced import FencedFollower, Follower, Quoted, quoted_calls, writes_fenced
 from stretto.tools.format import MARKS, CallFormat, changed, is_mark, texts_of, with_marks
 from stretto.tools.json_reading import Malformed, Source, Steps, overlap, quoted
-from stretto.tools.parsing import CallParser, Receiver, call_of
+from stretto.tools.parsing import CallParser, Event, Receiver, call_of
 
 __all__ = ["CallReader", "read_call"]
 
@@ -125,23 +125,6 @@ def _answer(pieces: list[tuple[str, bool]]) -> str:
     return "".join(text for text, is_reasoning in pieces if not is_reasoning)
 
 
-@dataclass(frozen=True)
-class Event:
-    """One of: text beside the calls; the start of a call; a piece of its arguments; its end.
-
-    A call that starts has a name and an id. `call` is the whole call, at its end. A call that never ends
-    could not be read, or was cut: its text comes as text, with `is_told` as far as its pieces have told it.
-    """
-
-    text: str = ""
-    is_told: bool = False
-    index: int = -1  # of the call among those of the answer; of text, the call that has told it
-    name: str = ""
-    id: str = ""
-    arguments: str = ""
-    call: ToolCall | None = None
-
-
 class CallFollower(Receiver):
     """Takes tokens of an answer and returns events."""
 
@@ -182,10 +165,6 @@ class CallFollower(Receiver):
     def push(self, token: int) -> list[Event]:
         """Add a token; return what can be told now."""
         return self.push_text(self._text.push(token))
-
-    def push_all(self, tokens: Iterable[int]) -> list[Event]:
-        """Add all tokens of an answer; return all that can be told."""
-        return [*(event for token in tokens for event in self.push(token)), *self.end()]
 
     def push_text(self, text: str) -> list[Event]:
         """As `push`, for text with marks."""
@@ -396,6 +375,7 @@ class CallReader:
         self._schemas: Mapping[str, Any] = {tool.name: json.loads(tool.schema) for tool in tools}
         self._salt = salt
         self._most = most
+        self._quoted: Quoted = frozenset
 
     def salted(self, salt: str) -> CallReader:
         """The same reader with other ids for the calls."""
@@ -403,18 +383,27 @@ class CallReader:
         twin._salt = salt
         return twin
 
-    def follow(self) -> CallFollower:
+    def beside(self, messages: Any) -> CallReader:
+        """The same reader for an answer to messages, whose calls in blocks are quoted if it repeats them."""
+        twin = copy(self)
+        twin._quoted = lambda: quoted_calls(messages)
+        return twin
+
+    def follow(self) -> Follower:
         """A follower of one answer."""
-        return CallFollower(
-            self._schemas,
-            MarkedText(self._marks, self._tokenizer, self.has_blocks),
-            lambda number, name: call_id(self._salt, number, name),
-            self._most,
-        )
+
+        def make_id(number: int, name: str) -> str:
+            return call_id(self._salt, number, name)
+
+        text = MarkedText(self._marks, self._tokenizer, self.has_blocks)
+        found = CallFollower(self._schemas, text, make_id, self._most)
+        if not writes_fenced(text.marks.layout):
+            return found
+        return FencedFollower(found, self._schemas, make_id, self._most, self._quoted)
 
     def read(self, tokens: list[int]) -> tuple[str, tuple[ToolCall, ...]]:
         """The text without the calls, and the calls."""
-        return _collected(self.follow().push_all(tokens))
+        return _collected(_all_events(self.follow(), tokens))
 
     def read_open(self, tokens: list[int]) -> tuple[str, tuple[ToolCall, ...]]:
         """The reasoning and the calls of an answer that never closes its reasoning.
@@ -423,7 +412,7 @@ class CallReader:
         """
         follower = self.follow()
         follower.answer()
-        events = follower.push_all(tokens)
+        events = _all_events(follower, tokens)
         last = max((i for i, event in enumerate(events) if event.call is not None), default=-1)
         if last < 0 or "".join(event.text for event in events[last:]).strip():
             return "", ()
@@ -437,6 +426,11 @@ class CallReader:
         follower = self.follow()
         events = follower.push_spelled(text)
         return _collected([*events, *follower.end()])
+
+
+def _all_events(follower: Follower, tokens: Iterable[int]) -> list[Event]:
+    """The events of a whole answer."""
+    return [*(event for token in tokens for event in follower.push(token)), *follower.end()]
 
 
 def _collected(events: list[Event]) -> tuple[str, tuple[ToolCall, ...]]:

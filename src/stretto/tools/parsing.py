@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from stretto.engine.types import ToolCall
 from stretto.tools.format import ID, CallFormat, Elements, Literals, Tagged
 from stretto.tools.json_reading import (
     Malformed,
@@ -25,6 +27,23 @@ ID_KEYS = ("id", "tool_call_id", "call_id")
 MAX_HEADER = 256  # characters between a name and its arguments
 
 _NAME = re.compile(r"[\w.\-]+")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One of: text beside the calls; the start of a call; a piece of its arguments; its end.
+
+    A call that starts has a name and an id. `call` is the whole call, at its end. A call that never ends
+    could not be read, or was cut: its text comes as text, with `is_told` as far as its pieces have told it.
+    """
+
+    text: str = ""
+    is_told: bool = False
+    index: int = -1  # of the call among those of the answer; of text, the call that has told it
+    name: str = ""
+    id: str = ""
+    arguments: str = ""
+    call: ToolCall | None = None
 
 
 class Receiver:

@@ -78,6 +78,10 @@ class ToolPlan:
         digest = sha256(",".join(map(str, prompt)).encode()).hexdigest()
         return replace(self, reader=self.reader.salted(digest))
 
+    def beside(self, messages: Any) -> ToolPlan:
+        """The plan for messages: calls in what others wrote are quoted, where an answer repeats them."""
+        return self if self.reader is None else replace(self, reader=self.reader.beside(messages))
+
     def read_all(self, results: Result | list[Result]) -> Result | list[Result]:
         """As `read`, also for several results."""
         return [self.read(one) for one in results] if isinstance(results, list) else self.read(results)

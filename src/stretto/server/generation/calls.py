@@ -13,7 +13,8 @@ from stretto.server.generation.grammars import check_size
 from stretto.server.generation.requests import ChatRequest, NamedTool
 from stretto.server.http.errors import ApiError
 from stretto.server.settings import RequestLimits
-from stretto.tools.following import Event, whole_calls
+from stretto.tools.following import whole_calls
+from stretto.tools.parsing import Event
 from stretto.tools.plan import ToolPlan
 
 

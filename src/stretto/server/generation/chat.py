@@ -221,6 +221,14 @@ def _texts(messages: list[dict[str, Any]]) -> list[str]:
     return texts
 
 
+def _text_parts(message: Message) -> list[str]:
+    """The texts that a message consists of."""
+    content = message.content
+    if isinstance(content, list):
+        return [part.text for part in content if isinstance(part, TextPart)]
+    return [content] if content else []
+
+
 # Chat requests of every protocol, once they are in OpenAI's form: tools, prompt, and the texts queued.
 
 
@@ -234,6 +242,7 @@ async def planned(
 ) -> tuple[ToolPlan, Prompt]:
     """The plan of the tools, and the prompt as a function that makes it."""
     plan = await plan_of(body, generation.lease.llm, settings.limits, generation.caller.name)
+    plan = plan.beside([{"role": one.role, "content": _text_parts(one)} for one in body.messages])
     return plan, await prompt_of(body, generation, settings, plan, thinking)
 
 

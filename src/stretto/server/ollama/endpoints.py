@@ -295,6 +295,7 @@ async def _generated(state: State, asked: Asked, request: Request) -> Response:
         check_context(wanted, llm.context_length)
         tell_unknown(wanted, generation.warn)
         plan = await tool_plan(llm, tools, None, limits, caller=generation.caller.name)
+        plan = plan.beside(asked.messages)
         prompt = await _prompt(generation, asked, plan, state)
         await generation.start([prompt], plan.options({**options, "reasoning": asked.whole is None}))
         return OllamaAnswer(generation, asked, plan)
