@@ -47,8 +47,15 @@ def test_models_are_listed_with_their_facts(web):
     assert (model["name"], model["source"], model["architecture"]) == ("mock", str(TINY), "llama")
     assert model["need"] > 0
     assert "generate" in model["verbs"]
+    assert model["defaults"] == {}
     assert answer["admin"] is True
     assert answer["memory"]["limit"] == 1 << 40
+
+
+def test_a_model_tells_the_values_of_sampling_that_hold_for_it():
+    with visiting(defaults={"temperature": 0.3}) as (_, web):
+        (model,) = web.get("/stretto/models").json()["models"]
+        assert model["defaults"] == {"temperature": 0.3}
 
 
 def test_a_model_is_loaded_and_unloaded_on_demand():

@@ -57,6 +57,7 @@ def facts_of(served: ServedModel, settings: Settings, with_source: bool) -> dict
     facts, llm = served.facts, served.llm
     route = getattr(llm, "route", None)
     backend = getattr(getattr(llm, "backend", None), "name", None)
+    defaults = {**getattr(llm, "defaults", {}), **settings.defaults}
     return {
         "name": served.name,
         "source": served.entry.source if with_source else None,
@@ -74,6 +75,7 @@ def facts_of(served: ServedModel, settings: Settings, with_source: bool) -> dict
         "vision": llm.vision is not None if isinstance(llm, LLM) else facts["vision"],
         "template": llm.has_template if isinstance(llm, LLM) else bool(facts["template"]),
         "thinking": find_format(facts["template"]) is not None,
+        "defaults": {name: value for name, value in defaults.items() if isinstance(value, (int, float))},
         "license": facts["license"],
         "file_bytes": facts["file_bytes"],
         "backend": backend or served.entry.backend or settings.backend,
