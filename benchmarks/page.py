@@ -2,6 +2,7 @@
 
 python benchmarks/page.py                       first paint, and 3,000 tokens at 300 tok/s from a mock backend
 python benchmarks/page.py --minutes 10          and the heap of a tab that stays open so long
+python benchmarks/page.py --turns 200           a conversation of so many turns, opened and scrolled through
 
 Frames are those of requestAnimationFrame while the stream runs; tasks are those of the renderer's main thread
 in Chromium's trace, with their wall-clock and processor time. Needs playwright and Debian's `chromium`.
@@ -52,7 +53,7 @@ def paced(rate):
 
 
 def first_paint(page, url):
-    page.goto(url)
+    page.goto(f"{url}/#play")
     page.locator("main form button.primary:not(:disabled)").wait_for()
     page.wait_for_timeout(100)
     return page.evaluate(PAINT), page.evaluate("usable_ms")
@@ -73,6 +74,51 @@ def stream(browser, page, n_tokens):
     page.evaluate("frames_ms.length = 0")
     tasks = main_tasks(json.loads(browser.stop_tracing())["traceEvents"])
     return frames, tasks, page.locator("#end").inner_text()
+
+
+def conversation(turns):
+    """A file of the page's chat: answers of about 300 tokens with a table, a list and code."""
+    text = """A paragraph with **bold** words and `code`, as answers have them, so long that it wraps.\n
+| Time | Reading |\n| --- | ---: |\n| noon | 11.9 |\n| night | 7.2 |\n
+- one thing, and a few words about it\n- another thing, with a few words more\n
+```python\ndef warmest(readings):\n    # by their second parts\n    return max(readings)\n```\n
+"""
+    messages, parent = [], None
+    for n in range(2 * turns):
+        mine = (
+            {"role": "user", "content": f"Question {n}?"}
+            if n % 2 == 0
+            else {"role": "assistant", "model": "mock"}
+        )
+        messages.append({"content": 3 * text, "created": n, "parent": parent, "id": str(n), **mine})
+        parent = str(n)
+    chat = {"title": "Long", "picks": {}, "changed": 1, "messages": messages}
+    return json.dumps({"format": "stretto.chats.1", "chats": [chat]}).encode()
+
+
+def long_chat(browser, page, url, turns):
+    """Open a long conversation and scroll through it; returns the tasks of opening and of scrolling."""
+    page.goto(f"{url}/#chat")
+    page.locator(".empty").wait_for()
+    file = {"name": "chats.json", "mimeType": "application/json", "buffer": conversation(turns)}
+    page.get_by_label("File to import").set_input_files(file)
+    page.locator(".list .open").wait_for()
+    found = []
+    for act in (lambda: page.locator(".list .open").click(), lambda: scroll(page)):
+        browser.start_tracing(page=page, categories=["toplevel", "devtools.timeline"])
+        act()
+        while page.locator("article").count() < 2 * turns:
+            page.wait_for_timeout(100)
+        found.append(main_tasks(json.loads(browser.stop_tracing())["traceEvents"]))
+    return found
+
+
+def scroll(page):
+    page.locator(".scroll").hover()
+    for way in (-1, 1):
+        for _ in range(60):
+            page.mouse.wheel(0, way * 2500)
+            page.wait_for_timeout(30)
 
 
 def main_tasks(events):
@@ -99,6 +145,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rate", type=float, default=300.0, help="tokens a second of the mock backend")
     parser.add_argument("--tokens", type=int, default=3000)
+    parser.add_argument("--turns", type=int, default=0, help="of a long conversation, instead of the rest")
     parser.add_argument("--minutes", type=float, default=0.0, help="how long the tab stays open")
     args = parser.parse_args()
     with serving(paced(args.rate)) as server, sync_playwright() as playwright:
@@ -107,6 +154,21 @@ def main():
             executable_path=shutil.which("chromium"),
             args=["--no-sandbox", "--enable-thread-instruction-count"],
         )
+        if args.turns:
+            page = browser.new_page(viewport={"width": 1280, "height": 860})
+            session = page.context.new_cdp_session(page)
+            session.send("Performance.enable")
+            for name, tasks in zip(
+                ("opened", "scrolled"), long_chat(browser, page, server.url, args.turns), strict=True
+            ):
+                wall, cpu = (sorted(column) for column in zip(*tasks, strict=True))
+                n_slow, n_busy = (sum(ms > LONG_MS for ms in column) for column in (wall, cpu))
+                print(
+                    f"{name}: {len(tasks)} tasks, {n_slow} over {LONG_MS} ms, longest {wall[-1]:.0f} ms; "
+                    f"of processor time {n_busy}, longest {cpu[-1]:.0f} ms"
+                )
+            print(f"heap {heap(session)} (MB, nodes)")
+            return
         paints = []
         for _ in range(5):
             page = browser.new_page(viewport={"width": 1280, "height": 860})

@@ -1,6 +1,6 @@
 """Screenshots of the server's page with the default model, light and dark, written to docs/pictures.
 
-python scripts/page_pictures.py [play phone cells parallel models load compare] [--folder docs/pictures]
+python scripts/page_pictures.py [chat tokens chat-phone play phone cells parallel models load compare]
 
 Needs playwright (of the test extra), Chromium and the default model. Each picture is `page-NAME.png`, and
 `page-NAME-dark.png` for the dark pages of the site; their colours are reduced to a palette.
@@ -25,7 +25,8 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
-MODEL, SECONDS, COLOURS = "smollm2", 60, 64
+MODEL, SECONDS, COLOURS = "qwen2.5-coder-1.5b", 300, 64
+TASK = "Write a Python function that finds the warmest hour of a day, and a small table with an example."
 QUESTION = "Why is the sky blue? One sentence."
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -78,6 +79,22 @@ def four_clients(url: str) -> Iterator[None]:
         done.set()
         for thread in threads:
             thread.join()
+
+
+def chat(page: Page, url: str) -> None:
+    """A conversation."""
+    page.goto(f"{url}/#chat")
+    page.get_by_label("Message", exact=True).fill(TASK)
+    page.get_by_role("button", name="Send", exact=True).click()
+    expect(page.locator("article.last .stats")).to_be_visible()
+
+
+def tokens(page: Page, url: str) -> None:
+    """Tokens over the text of a conversation, and the alternatives of one."""
+    chat(page, url)
+    page.get_by_role("switch", name="Tokens").click()
+    page.locator(".t:is(.p2, .p3)").first.click()
+    expect(page.locator(".chosen")).to_be_visible()
 
 
 def play(page: Page, url: str) -> None:
@@ -140,9 +157,13 @@ def compare(page: Page, url: str) -> None:
     expect(page.get_by_role("status")).to_contain_text("difference")
 
 
+PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
 PICTURES: dict[str, tuple[Callable[[Page, str], None], dict[str, Any]]] = {
+    "chat": (chat, {}),
+    "tokens": (tokens, {}),
+    "chat-phone": (tokens, PHONE),
     "play": (play, {}),
-    "phone": (play, {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}),
+    "phone": (play, PHONE),
     "cells": (cells, {}),
     "parallel": (parallel, {}),
     "models": (models, {}),
@@ -167,8 +188,8 @@ def main() -> None:
                 context = browser.new_context(color_scheme=scheme, **shape)
                 context.set_default_timeout(SECONDS * 1000)
                 page = context.new_page()
-                page.goto(url)
-                page.locator("header h1").wait_for()
+                page.goto(f"{url}/#play")
+                page.locator("#main > *").first.wait_for()
                 show(page, url)
                 file = args.folder / f"page-{name}{suffix}.png"
                 taken = Image.open(io.BytesIO(page.screenshot())).convert("RGB")

@@ -64,7 +64,7 @@ def server():
 def new_page(browser, request):
     """Pages of a test, each in a context of its own: `new_page(url, width=360, color_scheme="dark")`.
 
-    A `script` runs before those of the page.
+    A `script` runs before those of the page. An address without a view opens Play.
 
     `page.problems` lists console errors, exceptions and requests elsewhere; the test fails if there are any.
     """
@@ -84,8 +84,8 @@ def new_page(browser, request):
         page.on("request", lambda asked: _check_host(page, asked.url, host))
         contexts.append(context)
         pages.append(page)
-        page.goto(url)
-        page.locator("header h1").wait_for()
+        page.goto(url if "#" in url else f"{url}/#play")
+        page.locator("#main > *").first.wait_for()
         return page
 
     yield make

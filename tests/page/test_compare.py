@@ -48,6 +48,7 @@ def test_two_models_differ_at_a_token(page, shot):
     expect(page.get_by_role("status")).to_have_text("The first difference is at token 10: “a” against “l”.")
     expect(page.locator("mark")).to_have_text(["a", "l"])
     expect(page.locator(".text")).to_have_text(["The cat sat on the mat.", "The cat slept."])
+    assert len("".join(page.locator("u").all_inner_texts())) > 8  # further differences
     expect(page.get_by_role("row").filter(has_text="Tokens a second")).to_be_visible()
     shot(page, "compare")
 

@@ -9,7 +9,7 @@ import pytest
 
 from stretto.server.own import pages
 
-OWN_LINES, SERVED_BYTES = 2_550, 62_000
+OWN_LINES, SERVED_BYTES = 4_300, 240_000
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,8 @@ def test_no_file_names_another_host():
         if not file.type.startswith(("image/png", "text/plain"))
         for host in re.findall(r"(?:https?|wss?)://([^/\"'`\s]+)", file.content.decode())
     }
-    assert {host for _, host in named} <= {"www.w3.org"}  # names of XML, which nobody fetches
+    names = {host for _, host in named if not host.startswith("${")}  # of what a library is given
+    assert names <= {"www.w3.org"}  # names of XML, which nobody fetches
 
 
 def test_all_that_others_have_written_is_named_with_its_licence():
@@ -88,5 +89,6 @@ def test_all_that_others_have_written_is_named_with_its_licence():
 
 def test_the_libraries_have_their_licences():
     text = Path(pages.FOLDER / "vendor" / "LICENSES.txt").read_text()
-    assert text.count("The MIT License (MIT)") == 1
+    assert text.count("Permission is hereby granted, free of charge") == 9
+    assert text.count("Redistribution and use in source and binary forms") == 1
     assert "Apache License 2.0" in text

@@ -10,7 +10,7 @@ from serving import mock, serving, until
 from stretto.server.own.live import MAX_WATCHERS
 
 KEY = "a-key-of-the-test"
-VIEWS = ("Play", "Cells", "Parallel", "Models", "Load", "Compare")
+VIEWS = ("Chat", "Play", "Cells", "Parallel", "Models", "Load", "Compare")
 
 
 def sideways(page):
@@ -39,10 +39,11 @@ def test_views_are_reached_by_keyboard_alone(page):
     expect(page.locator(".skip")).to_be_focused()
     for name in VIEWS:
         page.keyboard.press("Tab")
-        expect(page.get_by_role("link", name=name, exact=True)).to_be_focused()
+        link = page.locator("nav").get_by_role("link", name=name, exact=True)
+        expect(link).to_be_focused()
         page.keyboard.press("Enter")
         expect(page).to_have_title(f"{name} · Stretto")
-        expect(page.get_by_role("link", name=name, exact=True)).to_have_attribute("aria-current", "page")
+        expect(link).to_have_attribute("aria-current", "page")
         expect(page.locator("main > *").first).to_be_visible()
 
 
@@ -133,7 +134,7 @@ def tabs(browser):
 def test_seven_tabs_of_one_browser_share_one_connection(tabs):
     with serving(mock()) as server:
         for tab in tabs:
-            tab.goto(server.url, wait_until="commit")
+            tab.goto(f"{server.url}/#play", wait_until="commit")
         for tab in tabs:
             expect(tab.get_by_label("Model", exact=True)).to_have_value("mock")
             expect(tab.locator("#now")).to_contain_text("tok/s")

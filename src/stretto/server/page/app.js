@@ -4,8 +4,16 @@ import {get, key} from './api.js';
 import {live} from './live.js';
 import {Field, Model, number, useLive} from './ui.js';
 
-const VIEWS = {play: 'Play', cells: 'Cells', parallel: 'Parallel', models: 'Models', load: 'Load', compare: 'Compare'};
-const shown = () => { const name = location.hash.slice(1).split('/')[0]; return name in VIEWS ? name : 'play'; };
+const VIEWS = {chat: 'Chat', play: 'Play', cells: 'Cells', parallel: 'Parallel', models: 'Models', load: 'Load', compare: 'Compare'};
+const ABOUT = {
+  play: 'A request as a form, with every option: how a prompt or a conversation is continued, token by token, and what might have come instead.',
+  cells: 'The memory of a model, a square for each position it holds: what texts share, and what a next request need not read again.',
+  parallel: 'Several tokens at one position, carried on together: where continuations part, and where they meet again.',
+  models: 'What is in memory, what is on disk and what would fit; and forms for models that do not write texts.',
+  load: 'What the server does now and did in the last minutes: speed, queue, memory, requests and its log.',
+  compare: 'One prompt, two models or two settings, side by side: from which token on they differ, and which is faster.',
+};
+const shown = () => { const name = location.hash.slice(1).split('/')[0]; return name in VIEWS ? name : 'chat'; };
 
 function useHash() {
   const [view, go] = useState(shown());
@@ -30,19 +38,20 @@ function App() {
   const pick = name => { localStorage.setItem('stretto.model', name); choose(name); };
   const enter = () => { key.declined = false; live.retry(); refresh(); };
   const skip = event => { event.preventDefault(); document.getElementById('main').focus(); };
-  const props = {model, models, live, refresh, choose: pick, admin: list?.admin ?? false};
+  const props = {model, models, live, refresh, choose: pick, admin: list?.admin ?? false, views: VIEWS};
   return html`<${Model.Provider} value=${model}>
     <a class="skip" href="#main" onClick=${skip}>Skip to the view</a>
     <header><h1>Stretto</h1>
       <nav aria-label="Views">${Object.entries(VIEWS).map(([id, text]) => html`
         <a key=${id} href=${`#${id}`} aria-current=${view === id ? 'page' : null}>${text}</a>`)}</nav>
-      ${model && html`<span class="chooser"><label for="model">Model</label> <select id="model" value=${model.name}
+      ${model && view !== 'chat' && html`<span class="chooser"><label for="model">Model</label> <select id="model" value=${model.name}
         onChange=${event => pick(event.target.value)}>
         ${models.map(one => html`<option key=${one.name} value=${one.name}>${one.name}</option>`)}</select></span>`}
       <${Now}/></header>
     ${error && html`<div class="notice" role="alert">${error.status === 401 ? 'This server needs an API key.' : error.message}
       <button type="button" onClick=${enter}>${error.status === 401 ? 'Enter a key' : 'Try again'}</button></div>`}
-    <main id="main" tabindex="-1">${(list || !error) && html`<${View} key=${view} name=${view} ...${props}/>`}</main>
+    <main id="main" tabindex="-1" class=${view === 'chat' ? 'chatting' : null}>${view in ABOUT && html`<p class="about">${ABOUT[view]}</p>`}
+      ${(list || !error) && html`<${View} key=${view} name=${view} ...${props}/>`}</main>
     <${KeyDialog} onKey=${enter}/><//>`;
 }
 

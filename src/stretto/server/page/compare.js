@@ -1,5 +1,5 @@
 // Compare: one prompt to two models or with two sets of options, side by side; and plots of what `stretto compare` has measured.
-import {html, useEffect, useRef, useState} from './vendor/preact.js';
+import {html, useEffect, useMemo, useRef, useState} from './vendor/preact.js';
 import {events} from './api.js';
 import {number} from './ui.js';
 import {Choice, Input} from './forms.js';
@@ -76,6 +76,7 @@ export default function Compare({models, model}) {
     setRuns([...latest]);
   };
   const at = difference(runs[0].tokens, runs[1].tokens, state.byIds, state.ended);
+  const others = useMemo(() => state.ended ? differing(runs[0].tokens, runs[1].tokens, state.byIds) : [], [state.ended, runs]);
   return html`<section class="wide"><h2>Compare</h2><form onSubmit=${submit}>
       <${Input} label="Prompt" rows="2" required value=${ask.prompt} set=${put('prompt')}/>
       <div class="row">
@@ -89,7 +90,7 @@ export default function Compare({models, model}) {
     <p role="status" class=${state.error && 'bad'}>${
       state.error ?? (state.ended ? verdict(runs, at) : state.running ? 'running …' : '')}</p>
     <div class="sides">${runs.map((run, i) => html`
-      <div><h3>${SIDES[i]}</h3><${Marked} tokens=${run.tokens} at=${at?.[i]}/></div>`)}</div>
+      <div><h3>${SIDES[i]}</h3><${Marked} tokens=${run.tokens} at=${at?.[i]} others=${others[i]}/></div>`)}</div>
     ${runs.some(run => run.usage) && html`<${Times} runs=${runs}/>`}</section><${Measured}/>`;
 }
 
@@ -97,14 +98,47 @@ function Side({name, side, models, onChange}) {
   const {model, options} = side, put = option => value => onChange({options: {...options, [option]: value}});
   return html`<fieldset><legend>${name}</legend>
     <${Choice} label="Model" value=${model} options=${models.map(one => one.name)} set=${model => onChange({model})}/>
-    <div class="fields">${Object.entries(OPTIONS).map(([option, help]) => html`
-      <${Input} label=${option} help=${help} type="number" step="any" value=${options[option] ?? ''} set=${put(option)}/>`)}</div></fieldset>`;
+    <${Option} name="temperature" ...${{options, put}}/>
+    <details open=${matchMedia('(min-width: 52rem)').matches}><summary>More options</summary>
+      <div class="fields">${Object.keys(OPTIONS).slice(1).map(name => html`<${Option} ...${{name, options, put}}/>`)}</div></details></fieldset>`;
+}
+const Option = ({name, options, put}) => html`
+  <${Input} label=${name} help=${OPTIONS[name]} type="number" step="any" value=${options[name] ?? ''} set=${put(name)}/>`;
+
+const MAX_PAIRS = 4e6; // of tokens that are compared with each other
+// Which tokens of each text are not in the other, in their order: all but a longest common subsequence.
+export function differing(one, two, byIds) {
+  const [a, b] = [one, two].map(tokens => tokens.map(token => byIds ? token.ids.join() : token.text));
+  if (!a.length || !b.length || a.length * b.length > MAX_PAIRS) return [new Set(), new Set()];
+  const width = b.length + 1, best = new Uint16Array((a.length + 1) * width), missing = [new Set(), new Set()];
+  for (let i = a.length - 1; i >= 0; i--) {
+    for (let j = b.length - 1; j >= 0; j--) {
+      const at = i * width + j;
+      best[at] = a[i] === b[j] ? best[at + width + 1] + 1 : Math.max(best[at + width], best[at + 1]);
+    }
+  }
+  let i = 0, j = 0;
+  while (i < a.length || j < b.length) {
+    if (i < a.length && j < b.length && a[i] === b[j]) { i++; j++; }
+    else if (j >= b.length || (i < a.length && best[(i + 1) * width + j] >= best[i * width + j + 1])) missing[0].add(i++);
+    else missing[1].add(j++);
+  }
+  return missing;
 }
 
-function Marked({tokens, at}) { // three pieces of text, however long it is
-  const text = (from, to) => tokens.slice(from, to).map(token => token.text).join('');
-  if (at == null) return html`<p class="text">${text(0)}</p>`;
-  return html`<p class="text">${text(0, at)}<mark>${tokens[at]?.text || '∎'}</mark>${text(at + 1)}</p>`;
+// The first difference stands out; others, once both have ended, are underlined.
+function Marked({tokens, at, others}) {
+  const pieces = [];
+  let plain = '';
+  const flush = () => { if (plain) pieces.push(plain); plain = ''; };
+  for (const [i, {text}] of tokens.entries()) {
+    if (i !== at && !others?.has(i)) { plain += text; continue; }
+    flush();
+    pieces.push(i === at ? html`<mark>${text || '∎'}</mark>` : html`<u>${text}</u>`);
+  }
+  flush();
+  if (at != null && at >= tokens.length) pieces.push(html`<mark>∎</mark>`);
+  return html`<p class="text">${pieces}</p>`;
 }
 
 function verdict(runs, at) {

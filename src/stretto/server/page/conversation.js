@@ -3,7 +3,8 @@ import {html, useState} from './vendor/preact.js';
 import {change, session} from './session.js';
 import {Field} from './ui.js';
 
-const IMAGE_BYTES = 8 << 20, ROLES = ['system', 'user', 'assistant', 'tool'];
+export const IMAGE_BYTES = 8 << 20;
+const ROLES = ['system', 'user', 'assistant', 'tool'];
 
 // Ctrl+Enter sends.
 export const sends = send => event => { if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) send(event); };
@@ -54,7 +55,7 @@ function Message({message, n, put, remove, vision, start}) {
         onClick=${() => put({images: images.filter((_, j) => j !== i)})}>Remove</button></figure>`)}</div>`}</div>`;
 }
 
-const read = file => new Promise((resolve, reject) => {
+export const read = file => new Promise((resolve, reject) => {
   const reader = new FileReader();
   reader.onload = () => resolve(reader.result);
   reader.onerror = () => reject(reader.error);

@@ -27,8 +27,8 @@ function arrived() {
   frame ||= requestAnimationFrame(() => { frame = 0; for (const fn of [...tokenWatchers]) fn(); });
 }
 
-// A message as the API takes it.
-function wire({role, content, images, tool_calls, tool_call_id, reasoning_content}) {
+// A message as the API takes it, for the chat as well.
+export function wire({role, content, images, tool_calls, tool_call_id, reasoning_content}) {
   const parts = (images ?? []).map(url => ({type: 'image_url', image_url: {url}}));
   const said = parts.length ? [...parts, {type: 'text', text: content}] : content;
   const more = Object.entries({tool_calls, tool_call_id, reasoning_content}).filter(([, value]) => value);

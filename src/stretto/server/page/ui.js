@@ -54,12 +54,15 @@ export function Tabs({label, tabs, current, onChange}) {
       onClick=${() => onChange(id)}>${tabs[id]}</button>`)}</div>`;
 }
 
+// Whether a text is on the clipboard now.
+export async function copyText(text) {
+  return await navigator.clipboard?.writeText(text).then(() => true, () => false) || copyByHand(text);
+}
+
 export function Copy({text, label = 'Copy'}) {
   const [done, set] = useState('');
   const copy = async () => {
-    const value = typeof text === 'function' ? text() : text;
-    const copied = await navigator.clipboard?.writeText(value).then(() => true, () => false) || copyByHand(value);
-    set(copied ? 'Copied' : 'Not allowed here');
+    set(await copyText(typeof text === 'function' ? text() : text) ? 'Copied' : 'Not allowed here');
     setTimeout(() => set(''), 2000);
   };
   return html`<button type="button" onClick=${copy}>${done || label}</button>`;

@@ -1,0 +1,165 @@
+// Answers as they come: one request for each message that is being written, kept every moment so that a reload goes on with it.
+import {events, post} from './api.js';
+import {add, before, changed, hold, newId, release, save, store, tokensOf} from './chats.js';
+import {live} from './live.js';
+import {fields} from './options.js';
+import {wire} from './session.js';
+import {TOOLS, definitions, run} from './toolbox.js';
+import {given, ids, tokenOf} from './tree.js';
+
+const ALTERNATIVES = 8, SAVE_MS = 300, ABANDONED_MS = 5000, TOOL_ROUNDS = 8;
+const ENDS = ['timeout', 'repetition']; // told as "length"
+const running = new Map(), frames = new Map(); // by messages' ids: aborts, and what draws them
+const said = new Map(); // tokens of messages, once they were wanted
+let frame = 0;
+const due = new Set();
+
+// A reload keeps the tab's name, so it knows which answers were its own.
+export const tab = sessionStorage.getItem('stretto.tab') ?? newId();
+sessionStorage.setItem('stretto.tab', tab);
+
+export const isRunning = message => running.has(message.id);
+export const runningIn = chat => [...running.values()].find(one => one.message.chat === chat?.id);
+export const stop = message => { lost.delete(message); running.get(message.id)?.abort.abort(); };
+
+// What the server's end or a phone's sleep has cut goes on when the server is there again.
+const lost = new Set();
+live.subscribe((state, event) => {
+  if (event || !state.connected) return;
+  const all = [...lost];
+  lost.clear();
+  for (const message of all) if (message.finish === 'failed' && !isRunning(message)) write(message);
+});
+
+// fn() is called once a frame while a message is being written.
+export function onMessage(id, fn) {
+  frames.set(id, fn);
+  return () => { if (frames.get(id) === fn) frames.delete(id); };
+}
+function draw(message) {
+  due.add(message.id);
+  frame ||= requestAnimationFrame(() => {
+    frame = 0;
+    const ids = [...due];
+    due.clear();
+    for (const id of ids) frames.get(id)?.();
+  });
+}
+
+export async function tokens(message) {
+  if (!said.has(message.id)) said.set(message.id, await tokensOf(message));
+  return said.get(message.id);
+}
+export const tokensNow = message => said.get(message.id);
+
+// The request for a message: the conversation before it, under the present settings.
+export function requestOf(message) {
+  const {system = '', values = {}, tools: chosen} = store.settings, {max_tokens, tools = [], ...rest} = fields(values, true);
+  const all = [...tools, ...definitions(chosen)];
+  const messages = before(message).map(({role, content, images, calls, call, reasoning}) => (
+    wire({role, content, images, tool_calls: calls?.length ? calls : null, tool_call_id: call, reasoning_content: reasoning})));
+  if (system.trim()) messages.unshift({role: 'system', content: system});
+  return {model: message.model, messages, ...rest, ...(all.length ? {tools: all} : {}), ...(values.max_tokens ? {max_tokens} : {})};
+}
+
+// Writes a message, behind the tokens that it has: those of an answer that was cut, or that a fork keeps.
+export async function write(message) {
+  const mine = {message, abort: new AbortController()};
+  running.set(message.id, mine);
+  const list = await tokens(message), reasoned = message.reasoned ?? 0;
+  let saved = 0, thinking = null, last = performance.now();
+  hold(message);
+  Object.assign(message, {running: tab, error: null, finish: null});
+  const keep = () => {
+    saved = performance.now();
+    message.touched = Date.now();
+    return save(null, [message], said);
+  };
+  changed();
+  try {
+    if (!list.length && message.content) list.push(...await tokenized(message)); // it was brought in from a file
+    const more = {logprobs: true, top_logprobs: ALTERNATIVES, return_token_ids: true, stream: true, stream_options: {include_usage: true}};
+    const body = {...requestOf(message), ...more}, begun = ids(list);
+    if (begun.length) body.continue_token_ids = begun;
+    keep();
+    for await (const chunk of events('/v1/chat/completions', {method: 'POST', body, signal: mine.abort.signal})) {
+      const at = performance.now();
+      for (const choice of chunk.choices) {
+        const token = tokenOf(choice), delta = choice.delta ?? {};
+        if (token) list.push({...token, ms: at - last});
+        message.content += delta.content ?? '';
+        if (delta.reasoning_content) {
+          message.reasoning = (message.reasoning ?? '') + delta.reasoning_content;
+          message.reasoned = reasoned + at - (thinking ??= at);
+        }
+        for (const {index, ...call} of delta.tool_calls ?? []) {
+          message.calls ??= [];
+          if (call.id) message.calls[index] = call;
+          else message.calls[index].function.arguments += call.function.arguments;
+        }
+        if (choice.finish_reason) message.finish = ENDS.includes(choice.stop_reason) ? choice.stop_reason : choice.finish_reason;
+      }
+      last = at;
+      if (chunk.usage) message.stats = statsOf(chunk);
+      message.version++;
+      draw(message);
+      if (at - saved > SAVE_MS) keep();
+    }
+  } catch (error) {
+    if (error.name === 'AbortError') message.finish = 'stopped';
+    else if (error.code === 'already_ended') message.finish = 'stop';
+    else Object.assign(message, {finish: 'failed', error: error.message});
+    if (error.code === 'unreachable') lost.add(message);
+  }
+  running.delete(message.id);
+  release(message);
+  message.running = null;
+  message.version++;
+  await keep();
+  changed();
+  const known = message.calls?.every(({function: {name}}) => name in TOOLS && store.settings.tools?.[name]);
+  if (message.finish === 'tool_calls' && known && store.chat?.id === message.chat && roundsOf(message) < TOOL_ROUNDS) {
+    answerCalls(message, message.calls.map(run));
+  }
+}
+
+const roundsOf = message => {
+  const all = before(message), asked = all.findLastIndex(one => one.role === 'user');
+  return all.slice(asked).filter(one => one.calls?.length).length;
+};
+// The results of a message's calls, and an answer to them.
+export function answerCalls(message, results) {
+  let parent = message.id;
+  for (const [i, call] of message.calls.entries()) parent = add({parent, role: 'tool', call: call.id, content: results[i]}).id;
+  return write(add({parent, role: 'assistant', model: message.model}));
+}
+
+async function tokenized({model, content}) {
+  const found = await post('/stretto/tokenize', {model, text: content, inside: true});
+  return found.tokens.map((id, i) => given(id, found.pieces[i]));
+}
+
+// A version of a message that has its first `i` tokens, another one behind them, and what follows from it.
+export async function fork(message, i, {id, text, logprob}) {
+  const list = await tokens(message), {top, reasoning} = list[i];
+  const kept = [...list.slice(0, i), {...given(id, text, logprob, top), reasoning, forked: true}];
+  const textOf = which => kept.filter(one => !!one.reasoning === which).map(one => one.content).join('');
+  const {parent, model, reasoned} = message;
+  const made = add({parent, role: 'assistant', model, content: textOf(false), reasoning: textOf(true) || undefined, reasoned});
+  said.set(made.id, kept);
+  write(made);
+  return made;
+}
+
+const statsOf = ({usage, timings}) => ({
+  tokens: usage.completion_tokens, prompt: usage.prompt_tokens, cached: usage.prompt_tokens_details?.cached_tokens ?? 0,
+  speed: timings?.tokens_per_second, first: timings?.first_token});
+
+// After a reload: what this tab was writing is gone on with, what no tab writes any more can be continued.
+export function resume() {
+  for (const message of store.messages.values()) {
+    if (!message.running || isRunning(message)) continue;
+    if (message.running === tab) write(message);
+    else if (Date.now() - message.touched > ABANDONED_MS) Object.assign(message, {running: null, finish: 'stopped'});
+  }
+}

@@ -1,0 +1,151 @@
+// The panel beside a conversation: the settings, or one token with what might have come instead.
+import {html, useEffect, useState} from './vendor/preact.js';
+import {fork, onMessage, requestOf, tokens} from './answering.js';
+import {change, lead, path, store} from './chats.js';
+import {curlCode, libraryCode, openaiCode} from './copying.js';
+import {Act, Icon} from './icons.js';
+import {OPTIONS, OptionForm} from './options.js';
+import {harmless} from './prose.js';
+import {TOOLS} from './toolbox.js';
+import {probability} from './tokens.js';
+import {Copy, percent, visible} from './ui.js';
+
+// ---- settings ----
+const DIALS = {
+  temperature: ['Temperature', 2, .05, 'How freely it chooses. 0 always takes the likeliest token.'],
+  top_p: ['Top-p', 1, .01, 'Only the likeliest tokens that together make up this share.'],
+  min_p: ['Min-p', .5, .01, 'Drops tokens less likely than this share of the best one.'],
+  repetition_penalty: ['Repetition', 2, .01, 'Makes what was already said less likely. 1 is off.'],
+};
+const OWN = 'Model’s own';
+
+function Dial({name, value, own, set}) {
+  const [label, max, step, about] = DIALS[name], shown = value ?? own;
+  const put = event => set(name, event.target.value === '' ? undefined : Number(event.target.value));
+  return html`<div class="dial"><label for=${name}>${label}</label>
+    <input class="value" type="number" aria-label=${`${label}, value`} min="0" max=${max} step=${step} value=${shown} onInput=${put}/>
+    <input type="range" id=${name} min=${name === 'repetition_penalty' ? 1 : 0} max=${max} step=${step} value=${shown}
+      aria-describedby=${`${name}-about`} onInput=${put}/>
+    <small id=${`${name}-about`}>${about} ${value != null && value !== own && html`
+      <button type="button" class="link" onClick=${() => set(name, undefined)}>Back to the model’s ${own}</button>`}</small></div>`;
+}
+
+export const Switch = ({on, flip, children}) => html`
+  <button type="button" role="switch" class="switch" aria-checked=${String(!!on)} onClick=${flip}><i></i><span>${children}</span></button>`;
+
+export function Settings({model, message, refresh}) {
+  useEffect(() => { refresh(); }, []); // a loaded model tells its own values
+  const {values = {}, system = '', tools = {}, presets = {}, preset} = store.settings;
+  const set = (name, value) => change({values: {...values, [name]: value}, preset: null});
+  const choose = name => change({preset: name, ...(name === OWN ? {values: {}, system: ''} : presets[name])});
+  const keep = () => {
+    const name = prompt('Name of the preset')?.trim();
+    if (name) change({presets: {...presets, [name]: {values, system}}, preset: name});
+  };
+  const forget = () => change({presets: Object.fromEntries(Object.entries(presets).filter(([name]) => name !== preset)), preset: null});
+  const isOwn = !system && Object.values(values).every(value => value == null || value === ''), now = preset ?? (isOwn ? OWN : '');
+  return html`<div class="setting"><label for="preset">Preset</label><span class="pair">
+      <select id="preset" value=${now} onChange=${event => choose(event.target.value)}>
+        ${!now && html`<option value="">Changed</option>`}
+        ${[OWN, ...Object.keys(presets)].map(name => html`<option key=${name} value=${name}>${name}</option>`)}</select>
+      ${preset in presets ? html`<button type="button" class="plain" onClick=${forget}>Delete</button>`
+        : html`<button type="button" class="plain" onClick=${keep}>Save as…</button>`}</span></div>
+    <div class="setting"><label for="system">System message</label>
+      <textarea id="system" rows="3" placeholder="Who it should be, and how it should answer" value=${system}
+        onInput=${event => change({system: event.target.value, preset: null})}></textarea></div>
+    <h3>Sampling</h3>
+    ${Object.keys(DIALS).map(name => html`<${Dial} key=${name} name=${name} value=${values[name]} set=${set}
+      own=${model?.defaults?.[name] ?? OPTIONS[name].fallback}/>`)}
+    <div class="dial"><label for="length">Length</label>
+      <input class="value" id="length" type="number" min="1" step="1" placeholder="no limit" value=${values.max_tokens ?? ''} aria-describedby="length-about"
+        onInput=${event => set('max_tokens', event.target.value)}/><small id="length-about">Tokens at most; without it, as many as the context holds.</small></div>
+    <h3>Tools</h3>
+    ${Object.entries(TOOLS).map(([name, tool]) => html`<div class="setting"><${Switch} on=${tools[name]}
+      flip=${() => change({tools: {...tools, [name]: !tools[name]}})}>${name}<//><small>${tool.about}</small></div>`)}
+    <h3>More</h3><${OptionForm} values=${values} set=${set} chat error=${null} />
+    <h3>Copy as</h3><${CopyAs} ...${{model, message}}/>`;
+}
+
+function CopyAs({model, message}) {
+  if (!message) return html`<p class="hint">The request of the last answer, once there is one.</p>`;
+  const root = new URL('../', import.meta.url).href, path = '/v1/chat/completions';
+  return html`<div class="pair"><${Copy} label="Python" text=${() => openaiCode(path, requestOf(message), root)}/>
+    <${Copy} label="Library" text=${() => libraryCode(path, requestOf(message), model?.source ?? message.model)}/>
+    <${Copy} label="curl" text=${() => curlCode(path, requestOf(message), root)}/></div>`;
+}
+
+// ---- tokens ----
+const bits = p => -Math.log2(Math.max(p, 1e-12));
+// Sentences of an answer: which tokens, and their mean surprise.
+function sentencesOf(list) {
+  const found = [];
+  for (let k = 0, from = 0, sum = 0, text = ''; k < list.length; k++) {
+    const token = list[k], isEnd = /[.:!?]\s*$/.test(token.text) && /^\s/.test(list[k + 1]?.text ?? ' ');
+    sum += bits(probability(token) ?? 1);
+    text += token.content;
+    if (!isEnd && !/\n/.test(token.text) && k < list.length - 1) continue;
+    if (/\p{L}{2}/u.test(text)) found.push({from, to: k, bits: sum / (k - from + 1), text: harmless(text.trim()).replace(/\s+/g, ' ')});
+    from = k + 1; sum = 0; text = '';
+  }
+  return found;
+}
+
+export function TokenPanel({at, choose, forked}) {
+  const message = at && store.messages.get(at.id), [list, set] = useState([]);
+  useEffect(() => {
+    let current = true;
+    set([]);
+    if (message) tokens(message).then(found => { if (current) set(found); });
+    return () => { current = false; };
+  }, [message?.id]);
+  const token = at ? list[at.i] : null;
+  if (!token) return html`<p class="hint">Choose a word of an answer, by a click or with the arrow keys, to see what else was likely there.
+    Take another, and the answer goes on from it as a new version.</p>`;
+  const p = probability(token), top = token.top ?? [], rest = Math.max(0, 1 - top.reduce((sum, one) => sum + Math.exp(one.logprob), 0));
+  const take = async one => { const made = await fork(message, at.i, one); forked({id: made.id, i: at.i}); };
+  const sentences = sentencesOf(list), most = Math.max(.1, ...sentences.map(one => one.bits));
+  const surprising = ({from, to}) => {
+    let best = from;
+    for (let k = from; k <= to; k++) if ((probability(list[k]) ?? 1) < (probability(list[best]) ?? 1)) best = k;
+    return best;
+  };
+  return html`<div class="chosen"><code>${visible(token.text)}</code><dl>
+      <dt>probability</dt><dd>${p == null ? 'typed' : percent(p)}</dd>${p != null && html`<dt>surprise</dt><dd>${bits(p).toFixed(1)} bits</dd>`}
+      ${token.ms != null && html`<dt>took</dt><dd>${token.ms.toFixed(0)} ms</dd>`}</dl></div>
+    <h3>Fork from here with</h3>
+    <ul class="alts">${top.map(one => html`<li key=${one.id}><button type="button" disabled=${one.id === token.id} onClick=${() => take(one)}>
+      <code>${visible(one.text)}</code><span class="what">${one.id === token.id ? 'taken' : html`<${Icon} name="fork"/>fork`}</span>
+      <span class="p">${percent(Math.exp(one.logprob))}</span><${Share} of=${Math.exp(one.logprob)}/></button></li>`)}</ul>
+    ${rest > .0005 && html`<p class="hint">All others together ${percent(rest)}.</p>`}
+    <h3>Surprise by sentence, bits a token</h3>
+    <ul class="alts sentences">${sentences.map(one => html`<li><button type="button" onClick=${() => choose({id: message.id, i: surprising(one)})}>
+      <span>${one.text}</span><span class="p">${one.bits.toFixed(1)}</span><${Share} of=${one.bits / most}/></button></li>`)}</ul>
+    <p class="hint">Beneath it: <a href="#cells">the cells</a> that hold these tokens, and <a href="#parallel">several tokens at one place</a>.</p>`;
+}
+const Share = ({of}) => html`<span class="bar" aria-hidden="true"><span style=${{width: `${100 * of}%`}}></span></span>`;
+
+// ---- all versions of a conversation ----
+export function Tree() {
+  const shown = new Set(path().map(({message}) => message.id)), byParent = Map.groupBy(store.messages.values(), one => one.parent);
+  const first = ({content, calls}) => harmless(content.trim() || calls?.map(one => one.function.name).join(', ') || '…').slice(0, 80);
+  // What has no versions stays on its level: only forks lead to the right.
+  const below = parent => (byParent.get(parent) ?? []).map((one, _, {length}) => {
+    const entry = html`<button type="button" aria-current=${shown.has(one.id) ? 'true' : null} onClick=${() => lead(one)}>
+      <small>${one.role === 'user' ? 'you' : one.role === 'tool' ? 'tool' : harmless(one.model)}</small><span>${first(one)}</span></button>`;
+    return length > 1 ? html`<li key=${one.id}>${entry}<ul>${below(one.id)}</ul></li>` : html`<li key=${one.id}>${entry}</li>${below(one.id)}`;
+  });
+  return html`<p class="hint">Every version of this conversation: what was edited, asked again or forked. Choose one to go on from it.</p>
+    <ul class="versions">${below(null)}</ul>`;
+}
+
+// ---- the frame of all ----
+const TITLES = {token: 'Token', settings: 'Settings', versions: 'Versions'}, INSIDE = {token: 'Alternatives', settings: 'All settings', versions: 'Tree'};
+export function Panel({name, at, choose, close, children}) {
+  const title = TITLES[name], to = by => choose({...at, i: Math.max(0, at.i + by)});
+  const key = event => { if (event.key === 'Escape') { event.stopPropagation(); close(); } };
+  return html`<aside class=${`panel ${name}`} aria-label=${title} onKeyDown=${key}><header><h2>${title}</h2>
+      ${name === 'token' && at && html`<span class="steps"><${Act} icon="left" label="Previous token" onClick=${() => to(-1)}/>
+        <${Act} icon="right" label="Next token" onClick=${() => to(1)}/></span>`}
+      <${Act} icon="close" label="Close" onClick=${close}/></header>
+    <div class="inner" tabindex="0" role="region" aria-label=${INSIDE[name]}>${children}</div></aside>`;
+}

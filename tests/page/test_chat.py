@@ -1,0 +1,516 @@
+"""The chat in a real browser, as a person uses it: send, stop, edit, branch, reload; and hostile text."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import expect
+
+from serving import endless, mock, until
+from stretto.testing import mock_llm
+
+SAYS, END = "Hello world, this is a mock.", 257
+MARKDOWN = r"""A **bold** word, `code` and $E = mc^2$.
+
+| Time | Reading |
+| --- | ---: |
+| noon | 11.9 |
+
+- one
+- two
+
+```python
+def warmest(readings):
+    return max(readings)  # the hour
+```
+"""
+HOSTILE = (
+    "<img src=x onerror=document.title=1> <script>document.title=2</script> [a](javascript:document.title=3) "
+    "![picture](http://no.invalid/x.png) <http://no.invalid/y> [ok](https://no.invalid/z) "
+    "\u202egnp.exe \x07 [data](data:text/html,x)\n\n[style]: http://no.invalid/s.css\n\n"
+    "$\\href{javascript:alert(1)}{x}$ $\\includegraphics{http://no.invalid/i.png}$ $\\style{color:red}{x}$\n"
+    "```<img src=x>\n<svg onload=alert(1)>\n```\n" + "x" * 100
+)
+
+
+@pytest.fixture(scope="module")
+def server(loaded):
+    with loaded(mock(SAYS)) as running:
+        yield running
+
+
+@pytest.fixture
+def chat(new_page, server):
+    """The chat of `server`."""
+    return new_page(f"{server.url}/#chat")
+
+
+def box(page):
+    return page.get_by_label("Message", exact=True)
+
+
+def send(page, text="Hi", done=True):
+    """Type a message, press Enter, and wait for the whole answer."""
+    box(page).fill(text)
+    box(page).press("Enter")
+    if done:
+        finished(page)
+
+
+def finished(page):
+    expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+    expect(page.locator("article.last .stats")).to_be_attached()
+
+
+def answer(page):
+    return page.locator("article.theirs").last
+
+
+def prose(page):
+    return answer(page).locator(".prose")
+
+
+def act(page, name, article=None):
+    (article or answer(page)).get_by_role("button", name=name, exact=True).click()
+
+
+def test_enter_sends_and_shift_enter_breaks_while_the_box_grows(chat, shot):
+    expect(box(chat)).to_be_focused()
+    height = box(chat).bounding_box()["height"]
+    chat.keyboard.type("One")
+    for line in ("two", "three"):
+        chat.keyboard.press("Shift+Enter")
+        chat.keyboard.type(line)
+    assert box(chat).bounding_box()["height"] > height + 20
+    chat.keyboard.press("Enter")
+    finished(chat)
+    expect(box(chat)).to_have_value("")
+    expect(chat.locator("article.mine .said")).to_have_text("One\ntwo\nthree")
+    expect(prose(chat)).to_have_text(SAYS)
+    expect(answer(chat).locator(".stats")).to_contain_text("tokens")
+    shot(chat, "chat", full_page=False)
+
+
+def test_markdown_becomes_nodes(new_page, loaded):
+    with loaded(mock(MARKDOWN)) as server:
+        page = new_page(f"{server.url}/#chat", permissions=["clipboard-read", "clipboard-write"])
+        send(page)
+        expect(prose(page).locator("strong")).to_have_text("bold")
+        expect(prose(page).locator("td").nth(1)).to_have_class("right")
+        expect(prose(page).locator("li")).to_have_text(["one", "two"])
+        expect(prose(page).locator("math msup")).to_have_count(1)
+        expect(prose(page).locator("pre .h-k").first).to_have_text("def")
+        act(page, "Copy", prose(page).locator("figure"))
+        copied = page.evaluate("navigator.clipboard.readText()")
+        assert copied == "def warmest(readings):\n    return max(readings)  # the hour"
+        act(page, "Copy", answer(page).locator("footer"))
+        expect(page.get_by_role("status").last).to_have_text("Answer copied")
+        assert page.evaluate("navigator.clipboard.readText()") == MARKDOWN
+
+
+def test_hostile_text_is_text(new_page, loaded):
+    with loaded(mock(HOSTILE)) as server:
+        page = new_page(f"{server.url}/#chat")
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
+        send(page, HOSTILE)
+        expect(prose(page)).to_contain_text("<script>document.title=2</script>")
+        expect(prose(page)).to_contain_text("[a](javascript:document.title=3)")
+        expect(prose(page)).to_contain_text("\ufffdgnp.exe")
+        assert page.locator("main img, main script, main svg[onload], main iframe, main style").count() == 0
+        links = {link.get_attribute("href") for link in prose(page).locator("a").all()}
+        assert all(link.startswith(("http://no.invalid/", "https://no.invalid/")) for link in links)
+        assert page.locator("main [style], main [onerror]").evaluate_all(
+            "all => all.map(one => one.tagName)"
+        ) == ["TEXTAREA"]
+        expect(page).to_have_title("Chat · Stretto")
+        assert all(url.startswith(server.url) for url in asked)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_stop_keeps_what_came_and_continue_goes_on(new_page, loaded):
+    with loaded(endless()) as server:
+        page = new_page(f"{server.url}/#chat")
+        send(page, done=False)
+        expect(prose(page)).to_contain_text("abc")
+        page.keyboard.press("Escape")
+        finished(page)
+        expect(answer(page).locator(".stats")).to_contain_text("stopped")
+        before = prose(page).inner_text()
+        with page.expect_request("**/v1/chat/completions") as asked:
+            act(page, "Continue")
+        assert len(asked.value.post_data_json["continue_token_ids"]) == len(before)
+        until(lambda: len(prose(page).inner_text()) > len(before) + 5)
+        page.get_by_role("button", name="Stop").click()
+        finished(page)
+        assert prose(page).inner_text().startswith(before)
+
+
+def test_regenerate_and_edit_make_versions(chat):
+    send(chat, "First")
+    act(chat, "Regenerate")
+    expect(answer(chat).locator(".branch")).to_contain_text("2/2")
+    finished(chat)
+    send(chat, "Second")
+    mine = chat.locator("article.mine").first
+    mine.hover()
+    act(chat, "Edit and send again", mine)
+    chat.get_by_label("Edit your message").fill("Changed")
+    chat.keyboard.press("Enter")
+    finished(chat)
+    expect(chat.locator("article.mine .said")).to_have_text(["Changed"])
+    expect(chat.locator("article.mine .branch")).to_contain_text("2/2")
+    act(chat, "Previous version", chat.locator("article.mine").first)
+    expect(chat.locator("article.mine .said")).to_have_text(["First", "Second"])
+    expect(chat.locator("article.theirs").first.locator(".branch")).to_contain_text("2/2")
+    chat.once("dialog", lambda dialog: dialog.accept())
+    chat.locator("article.mine").first.hover()
+    act(chat, "Delete from here", chat.locator("article.mine").first)
+    expect(chat.locator("article.mine .said")).to_have_text(["Changed"])
+    expect(chat.locator(".branch")).to_have_count(0)
+
+
+def test_a_conversation_stays(chat):
+    send(chat, "Remember me")
+    expect(chat).to_have_url(re.compile("#chat/[0-9a-f]{24}$"))
+    chat.reload()
+    expect(chat.locator("article.mine .said")).to_have_text("Remember me")
+    expect(prose(chat)).to_have_text(SAYS)
+    chat.get_by_role("button", name="New chat").click()
+    expect(chat.locator("article")).to_have_count(0)
+    chat.locator(".list .open", has_text="Remember me").click()
+    expect(prose(chat)).to_have_text(SAYS)
+
+
+def test_a_reload_in_the_middle_goes_on(new_page, loaded):
+    with loaded(endless()) as server:
+        page = new_page(f"{server.url}/#chat")
+        send(page, done=False)
+        expect(prose(page)).to_contain_text("abcdefghijklm")
+        begun = prose(page).inner_text()[:13]
+        page.reload()
+        until(lambda: answer(page).count() and len(prose(page).inner_text()) > 200)
+        page.get_by_role("button", name="Stop").click()
+        finished(page)
+        text = prose(page).inner_text()
+        assert page.locator("article.theirs").count() == 1
+        assert len(text) > 200
+        assert text.startswith(begun)
+
+
+def test_a_reader_is_left_where_they_are(new_page, loaded):
+    with loaded(mock("line\n\n" * 150, 0.005)) as server:
+        page = new_page(f"{server.url}/#chat")
+        send(page, done=False)
+        count, place = (
+            "document.querySelectorAll('article.last p').length",
+            "document.querySelector('.scroll').scrollTop",
+        )
+        left = "(({scrollTop, scrollHeight, clientHeight}) => scrollHeight - scrollTop - clientHeight)"
+        left += "(document.querySelector('.scroll'))"
+        until(lambda: page.evaluate(count) > 30 and page.evaluate(left) < 48)
+        page.locator(".scroll").hover()
+        page.mouse.wheel(0, -400)
+        page.locator(".below").wait_for()
+        n, top = page.evaluate(f"[{count}, {place}]")
+        until(lambda: page.evaluate(count) > n + 10)
+        assert page.evaluate(place) == top
+        page.locator(".below").click()
+        until(lambda: page.evaluate(left) < 48)
+        page.get_by_role("button", name="Stop").click()
+
+
+def test_two_tabs_agree(chat, server):
+    other = chat.context.new_page()
+    other.goto(f"{server.url}/#chat")
+    send(chat, "From the first tab")
+    other.locator(".list .open", has_text="From the first tab").click()
+    expect(prose(other)).to_have_text(SAYS)
+    send(other, "From the second")
+    expect(chat.locator("article.mine .said")).to_have_text(["From the first tab", "From the second"])
+    other.close()
+
+
+def test_the_list_finds_renames_pins_and_deletes(chat):
+    for text in ("Alpha", "Beta"):
+        send(chat, text)
+        chat.get_by_role("button", name="New chat").click()
+    entries = chat.locator(".list .open")
+    expect(entries).to_have_text(["Beta", "Alpha"])
+    chat.get_by_label("Search conversations").fill("alp")
+    expect(entries).to_have_text(["Alpha"])
+    entries.first.hover()
+    chat.get_by_role("button", name="Rename Alpha").click()
+    chat.get_by_label("Title").fill("Gamma")
+    chat.keyboard.press("Enter")
+    chat.get_by_label("Search conversations").fill("")
+    expect(entries).to_have_text(["Beta", "Gamma"])
+    entries.nth(1).hover()
+    chat.get_by_role("button", name="Pin Gamma").click()
+    expect(chat.locator(".list h2").first).to_have_text("Pinned")
+    chat.reload()
+    expect(entries).to_have_text(["Gamma", "Beta"])
+    entries.nth(1).hover()
+    chat.once("dialog", lambda dialog: dialog.accept())
+    chat.get_by_role("button", name="Delete Beta").click()
+    expect(entries).to_have_text(["Gamma"])
+
+
+@pytest.mark.parametrize("colors", ["light", "dark"])
+def test_axe_finds_nothing(new_page, loaded, axe, shot, colors):
+    with loaded(mock(MARKDOWN)) as server:
+        page = new_page(f"{server.url}/#chat", color_scheme=colors)
+        expect(page.locator(".empty")).to_be_visible()
+        assert axe(page) == []
+        send(page)
+        shot(page, f"chat-{colors}", full_page=False)
+        assert axe(page) == []
+        page.locator("#settings").click()
+        page.locator("#picker").click()
+        assert axe(page) == []
+        page.keyboard.press("Escape")
+        page.get_by_role("switch", name="Tokens").click()
+        prose(page).locator("[data-i]").nth(5).click()
+        expect(page.locator(".chosen")).to_be_visible()
+        assert axe(page) == []
+        page.get_by_role("button", name="All versions").click()
+        page.get_by_role("button", name="Keys").click()
+        assert axe(page) == []
+
+
+def test_a_phone_has_a_drawer(new_page, loaded, shot, axe):
+    with loaded(mock(MARKDOWN)) as server:
+        page = new_page(f"{server.url}/#chat", width=390, height=844, is_mobile=True, has_touch=True)
+        box(page).fill("Hi")
+        page.get_by_role("button", name="Send", exact=True).tap()
+        finished(page)
+        shot(page, "chat-phone", full_page=False)
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        page.get_by_role("button", name="Conversations and views").tap()
+        expect(page.locator("#side")).to_be_focused()
+        assert axe(page) == []
+        page.get_by_role("link", name="Load").tap()
+        expect(page).to_have_title("Load · Stretto")
+
+
+def choosy(entry):
+    """Says "Hello world."; a Q is nearly as probable everywhere, and behind it comes "uit"."""
+
+    def following(said):
+        for way in (b"Quit", b"Hello world."):
+            for n in range(len(way), 0, -1):
+                if said.endswith(way[:n]):
+                    return way[n] if n < len(way) else END
+        return ord("H")
+
+    def script(seen):
+        row = np.zeros(258, np.float32)
+        row[following(bytes(token % 256 for token in seen))] = 9
+        row[ord("Q")] = 8
+        return row
+
+    return mock_llm(script)
+
+
+GREEDY = """() => new Promise(done => {
+    const request = indexedDB.open('stretto', 1);
+    request.onsuccess = () => {
+        const work = request.result.transaction('settings', 'readwrite');
+        work.objectStore('settings').put({id: 'now', value: {values: {temperature: 0}}});
+        work.oncomplete = () => done();
+    };
+})"""
+
+
+@pytest.fixture
+def greedy(new_page, loaded):
+    """The chat of a server with alternatives, greedy."""
+    with loaded(choosy) as server:
+        page = new_page(f"{server.url}/#chat")
+        expect(page.locator(".empty")).to_be_visible()
+        page.evaluate(GREEDY)
+        page.reload()
+        expect(page.locator(".empty")).to_be_visible()
+        yield page
+
+
+def test_a_token_is_forked_into_a_version(greedy, shot):
+    send(greedy)
+    expect(prose(greedy)).to_have_text("Hello world.")
+    assert prose(greedy).locator(".t").count() == 0
+    greedy.get_by_role("switch", name="Tokens").click()
+    prose(greedy).locator('[data-i="5"]').wait_for(state="attached")
+    prose(greedy).locator('[data-i="6"]').click()
+    panel = greedy.get_by_role("complementary", name="Token")
+    expect(panel.locator(".chosen code")).to_have_text("w")
+    expect(panel.locator(".alts").first.locator("button").first).to_be_disabled()
+    shot(greedy, "chat-tokens", full_page=False)
+    with greedy.expect_request("**/v1/chat/completions") as asked:
+        panel.locator(".alts").first.locator("button").nth(1).click()
+    assert len(asked.value.post_data_json["continue_token_ids"]) == 7
+    finished(greedy)
+    expect(prose(greedy)).to_have_text("Hello Quit")
+    expect(answer(greedy).locator(".branch")).to_contain_text("2/2")
+    expect(prose(greedy).locator(".given")).to_have_text("Q")
+
+
+def test_tokens_by_keyboard_alone(greedy):
+    send(greedy)
+    box(greedy).press("Escape")
+    greedy.locator(".scroll").focus()
+    greedy.keyboard.press("t")
+    expect(greedy.get_by_role("switch", name="Tokens")).to_have_attribute("aria-checked", "true")
+    prose(greedy).locator('[data-i="0"]').wait_for()
+    prose(greedy).focus()
+    for key in ("End", "Home", "ArrowRight", "ArrowRight", "ArrowLeft"):
+        greedy.keyboard.press(key)
+    expect(prose(greedy).locator(".on")).to_have_text("e")
+    greedy.keyboard.press("Enter")
+    expect(greedy.locator(".alts button:enabled").first).to_be_focused()
+    greedy.keyboard.press("Escape")
+    expect(greedy.locator(".panel")).to_have_count(0)
+
+
+def test_settings_reach_the_request_and_stay(chat):
+    chat.keyboard.press("Escape")
+    chat.locator("#settings").click()
+    chat.get_by_label("System message").fill("Be brief.")
+    chat.get_by_label("Temperature, value").fill("0.3")
+    chat.get_by_label("Length", exact=True).fill("9")
+    with chat.expect_request("**/v1/chat/completions") as asked:
+        send(chat)
+    body = asked.value.post_data_json
+    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert (body["temperature"], body["max_tokens"]) == (0.3, 9)
+    assert not {"top_p", "min_p"} & body.keys()
+    expect(answer(chat).locator(".stats")).to_contain_text("limit")
+    chat.once("dialog", lambda dialog: dialog.accept("Short"))
+    chat.get_by_role("button", name="Save as…").click()
+    chat.get_by_label("Preset").select_option("Model’s own")
+    expect(chat.get_by_label("System message")).to_have_value("")
+    chat.reload()
+    chat.locator("#settings").click()
+    chat.get_by_label("Preset").select_option("Short")
+    expect(chat.get_by_label("System message")).to_have_value("Be brief.")
+
+
+def test_a_tool_of_the_page_is_run(new_page, loaded):
+    call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "27.4 - 11.9"}}\n</tool_call>'
+    script = {"15.5": "It is 15.5 degrees.", "": call}
+    with loaded(mock(script)) as server:
+        page = new_page(f"{server.url}/#chat")
+        page.locator("#settings").click()
+        page.get_by_role("switch", name="calculator").click()
+        with page.expect_request("**/v1/chat/completions") as asked:
+            send(page, "How much warmer?", done=False)
+        assert asked.value.post_data_json["tools"][0]["function"]["name"] == "calculator"
+        expect(page.locator(".card")).to_contain_text("15.5")
+        expect(prose(page)).to_have_text("It is 15.5 degrees.")
+        expect(page.locator("article.theirs")).to_have_count(2)
+
+
+def test_conversations_are_exported_and_imported(chat, tmp_path):
+    send(chat, "Take me with you")
+    chat.locator(".kept summary").click()
+    with chat.expect_download() as got:
+        chat.get_by_role("button", name="Export this one as Markdown").click()
+    text = Path(got.value.path()).read_text()
+    assert "## You\n\nTake me with you" in text
+    assert SAYS in text
+    with chat.expect_download() as got:
+        chat.get_by_role("button", name="Export all as JSON").click()
+    file = tmp_path / "chats.json"
+    got.value.save_as(file)
+    chat.once("dialog", lambda dialog: dialog.accept())
+    chat.get_by_role("button", name="Delete all").click()
+    expect(chat.locator(".list .open")).to_have_count(0)
+    chat.get_by_label("File to import").set_input_files(file)
+    chat.locator(".list .open", has_text="Take me with you").click()
+    expect(prose(chat)).to_have_text(SAYS)
+    with chat.expect_request("**/v1/chat/completions") as asked:
+        act(chat, "Continue")
+    assert len(asked.value.post_data_json["continue_token_ids"]) == len(SAYS)
+    finished(chat)
+    file.write_text('{"format": "another"}')
+    chat.get_by_label("File to import").set_input_files(file)
+    expect(chat.get_by_role("status").last).to_contain_text("Not imported")
+
+
+def test_the_sheet_of_keys(chat):
+    chat.locator(".scroll").focus()
+    chat.keyboard.press("?")
+    expect(chat.get_by_role("dialog", name="Keys")).to_contain_text("a new line")
+    chat.keyboard.press("Escape")
+    expect(chat.get_by_role("dialog", name="Keys")).to_have_count(0)
+
+
+def test_the_tree_of_versions_leads_to_each(chat):
+    send(chat, "First")
+    act(chat, "Regenerate")
+    finished(chat)
+    send(chat, "On the second")
+    chat.get_by_role("button", name="All versions").click()
+    versions = chat.get_by_role("complementary", name="Versions").locator(
+        "button[aria-current], .versions button"
+    )
+    expect(versions).to_have_count(5)  # a question, two answers, a question and its answer
+    expect(chat.locator(".versions [aria-current=true]")).to_have_count(4)
+    versions.nth(1).click()
+    expect(chat.locator("article.mine .said")).to_have_text(["First"])
+    expect(answer(chat).locator(".branch")).to_contain_text("1/2")
+
+
+def test_an_answer_goes_on_when_the_server_is_back(new_page, loaded):
+    with loaded(endless()) as server:
+        page = new_page(f"{server.url}/#chat")
+        send(page, done=False)
+        expect(prose(page)).to_contain_text("abc")
+        port = server.port
+    expect(answer(page).get_by_role("alert")).to_be_visible()
+    before = prose(page).inner_text()
+    with loaded(endless(), port=port):
+        expect(answer(page).get_by_role("alert")).to_have_count(0, timeout=30_000)  # it goes on by itself
+        until(lambda: len(prose(page).inner_text()) > len(before) + 5)
+        page.get_by_role("button", name="Stop").click()
+        assert prose(page).inner_text().startswith(before)
+        finished(page)
+
+
+def test_images_are_pasted_chosen_and_removed(new_page, loaded):
+    with loaded(mock(SAYS)) as server:
+        page = new_page(f"{server.url}/#chat")
+        paste = """name => {
+            const data = new DataTransfer();
+            data.items.add(new File([new Uint8Array([1])], 'a.png', {type: 'image/png'}));
+            const kind = {bubbles: true, cancelable: true, dataTransfer: data, clipboardData: data};
+            const event = name === 'drop' ? new DragEvent(name, kind) : new ClipboardEvent(name, kind);
+            document.getElementById('ask').dispatchEvent(event);
+        }"""
+        page.evaluate(paste, "paste")
+        expect(page.get_by_role("status").last).to_have_text(
+            "mock takes no images"
+        )  # so nothing is sent in vain
+        page.route("**/stretto/models", lambda route: seeing(route))
+        page.reload()
+        expect(page.get_by_role("button", name="Attach an image")).to_be_visible()
+        page.evaluate(paste, "paste")
+        page.evaluate(paste, "drop")
+        expect(page.locator(".images img")).to_have_count(2)
+        page.get_by_role("button", name="Remove image 2").click()
+        with page.expect_request("**/v1/chat/completions") as asked:
+            send(page, "What is it?", done=False)
+        content = asked.value.post_data_json["messages"][0]["content"]
+        assert [part["type"] for part in content] == ["image_url", "text"]
+        assert content[0]["image_url"]["url"] == "data:image/png;base64,AQ=="
+        expect(page.locator("article.mine img")).to_have_count(1)
+        expect(answer(page).get_by_role("alert")).to_contain_text("image")  # the mock sees nothing
+
+
+def seeing(route):
+    """Let the page believe that its models see."""
+    answer = route.fetch()
+    found = answer.json()
+    for model in found["models"]:
+        model["vision"] = True
+    route.fulfill(response=answer, json=found)
