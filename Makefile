@@ -3,9 +3,9 @@
 #   make chat                       a chat with the default model
 #   make chat PROMPT="What is 2+2?" one answer
 #   make chat MODEL=./mine.gguf     another model
-#   make test                       all tests
+#   make test                       every feature, on the mock, the reference, the best kernel set and smollm2
+#   make test-all                   all tests: matrices of formats and kernel sets, soak, fuzz, browsers, larger models
 #   make test-kernels [KERNELS=avx2] those with a real model, by the kernel set of a smaller machine
-#   make test-failed                those that failed in the last run, one after the other
 #   make asan [ASAN_TESTS=tests/fuzz] the native core's tests under sanitizers (gcc), or some of them
 #   make fuzz [SECONDS=60]          mutated files, images, grammars, templates and bodies, so long for each target
 #   make check-threads              the thread pool under the thread sanitizer
@@ -40,7 +40,7 @@ chat: PULL := --pull
 KERNEL_SETS := $(or $(STRETTO_KERNEL_SETS),$(if $(wildcard $(VENV)/.core-all),all,native))
 CORE := $(VENV)/.core-$(KERNEL_SETS)
 
-.PHONY: chat test test-kernels test-failed check format bench fuzz asan check-threads check-arm check-compilers \
+.PHONY: chat test test-all test-kernels check format bench fuzz asan check-threads check-arm check-compilers \
         wheel wheels check-wheel check-triton check-cuda check-clients check-onnx check-ray bench-kernels bench-instructions docs clean
 
 chat: $(VENV)/.installed
@@ -51,11 +51,9 @@ chat: $(VENV)/.installed
 
 # Two workers: about half of the tests keep one core busy, the others two. Files keep the order of
 # tests/conftest.py; by their numbers of tests, the longest would come last.
-test: $(VENV)/.test
-	$(BIN)/python -m pytest --durations=25 --numprocesses=2 --dist=loadfile --no-loadscope-reorder
-
-test-failed: $(VENV)/.test
-	$(BIN)/python -m pytest --last-failed --last-failed-no-failures=none
+test: SELECTED := -m "not full"
+test test-all: $(VENV)/.test
+	$(BIN)/python -m pytest --durations=25 --numprocesses=2 --dist=loadfile --no-loadscope-reorder $(SELECTED)
 
 # A text depends on the kernel set, and no test may depend on one text. AMX has the bits of AVX-512, and I8MM those
 # of NEON: the next smaller set that computes others is taken. Files are found by the fixtures of tests/conftest.py;
@@ -82,7 +80,7 @@ bench: $(VENV)/.test
 	$(BIN)/python benchmarks/open_gguf.py
 	$(BIN)/python benchmarks/tokenizer.py
 
-# `make test` runs them too, for five seconds each.
+# `make test-all` runs them too, for five seconds each.
 SECONDS ?= 60
 fuzz: $(VENV)/.test
 	STRETTO_FUZZ_SECONDS=$(SECONDS) STRETTO_FUZZ_SEED=$$(date +%s) $(BIN)/python -m pytest --quiet \

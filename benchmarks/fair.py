@@ -32,7 +32,7 @@ def seconds(llm, *args, **options):
 
 def beside(llm, costs):
     """Seconds of lone texts while the many run, and of the many."""
-    llm._engine.scheduler.row_costs = costs
+    llm.engine.scheduler.row_costs = costs
     many = []
     thread = threading.Thread(target=lambda: many.append(seconds(llm, "Once", **MANY)))
     thread.start()

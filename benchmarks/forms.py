@@ -25,7 +25,7 @@ CASES = {  # name: texts, tokens of each, options
 
 
 def seconds(llm, forms, prompts, n_tokens, options):
-    llm._engine.forms = forms
+    llm.engine.forms = forms
     begun = time.perf_counter()
     llm.generate(prompts, max_tokens=n_tokens, ignore_eos=True, **options)
     return time.perf_counter() - begun
@@ -50,7 +50,7 @@ def main():
     args = parser.parse_args()
     print("| case | plain tok/s | tok/s | gain |\n|---|---|---|---|")
     with stretto.load(args.model, threads=args.threads, device=args.device, cells=8192) as llm:
-        fast = llm._engine.forms
+        fast = llm.engine.forms
         for name in args.only:
             n, n_tokens, options = CASES[name]
             prompts = [[1 + i, *range(100, 132)] for i in range(n)]

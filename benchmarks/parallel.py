@@ -49,7 +49,7 @@ class Past:
     """A prompt in the cache, and what may be done after it; everything is undone when it is let go."""
 
     def __init__(self, llm, tokens):
-        self.llm, self.runner, self.tokens = llm, llm._engine.runner, tokens
+        self.llm, self.runner, self.tokens = llm, llm.engine.runner, tokens
         self.sequence = llm.sequence(tokens)
         self.first = distributions(self.sequence.logits[np.newaxis])[0]
         self.lanes = []
@@ -159,7 +159,7 @@ def after_sets(llm, tokens, steps, mode, how):
     How: "pruned" forgets members where the run did; "without" never has them; "unpruned" keeps them. The
     distribution is the mixture of the members that stayed in the run, in all three.
     """
-    runner = llm._engine.runner
+    runner = llm.engine.runner
     found, sequence = [], SetSource(runner, runner.new_track(tokens, RandomStream(0)))
     runner.run([(sequence, len(tokens))])
     for step in steps:
@@ -185,7 +185,7 @@ def costs(llm, rounds):
     `forward` are the seconds of a step's pass, with the placing of its cells; 0 is an ordinary request.
     """
     tokens = llm.tokenizer.encode("The cat sat on the mat and looked at the moon. " * 10)[:100]
-    metrics = llm._engine.runner.metrics
+    metrics = llm.engine.runner.metrics
     times = {width: [] for width in (0, *WIDTHS)}  # 0: an ordinary request, decoding greedily
     forward = {width: [] for width in times}
 

@@ -100,8 +100,8 @@ def main():
             print("| rows | " + " | ".join(f"{name} | device waits" for name in SAMPLING) + " |")
             prefixes = sequences(llm, max(*args.rows, args.profile or 1))
             clock = Clock()
-            pretend(llm._engine.backend, clock)
-            engine = llm._engine  # whose backend samples many rows from now on
+            pretend(llm.engine.backend, clock)
+            engine = llm.engine  # whose backend samples many rows from now on
             batch = PersistentBatch(engine.scheduler, engine.runner, engine.backend, least=1)
             engine.forms = (batch, *engine.forms)
             for n in args.rows:

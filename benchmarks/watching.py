@@ -37,7 +37,7 @@ PROMPT = 512  # tokens that all sequences share
 def filled(n_cells, sequences):
     """A table that is nearly full: sequences that share a prompt and go on by themselves."""
     llm = mock_llm("x", cells=n_cells, context_length=n_cells)
-    cells = llm._engine.cells
+    cells = llm.engine.cells
     cells.place([1] * PROMPT, range(PROMPT), [(0,)] * PROMPT)
     for sequence in range(1, sequences):
         cells.copy(0, sequence)
@@ -57,7 +57,7 @@ def frames(n_cells, sequences, rounds=24):
     llm, samples = filled(n_cells, sequences), {}
     for _ in range(rounds):
         for _ in range(4):
-            llm._engine.cells.append([7] * sequences, list(range(sequences)))
+            llm.engine.cells.append([7] * sequences, list(range(sequences)))
         copied, held = timed(llm.cells.copied)
         text, made = timed(lambda copied=copied: dumps({"cells": frame("mock", copied, (), True)}))
         samples.setdefault("frame", []).append((held, made, len(text)))

@@ -30,7 +30,7 @@ class Reader:
 
     def check(self, llm, is_mine=None):
         """Compare with the table itself; cells of others are in use, and that is all."""
-        cells = llm._engine.cells
+        cells = llm.engine.cells
         assert len(self.set_of) == len(cells)
         for cell in range(len(cells)):
             members = cells.members(cell)

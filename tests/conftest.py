@@ -23,6 +23,7 @@ from pathlib import Path
 
 import pytest
 
+from stretto import _native
 from stretto.errors import PullError
 from stretto.weights import hub
 from stretto.weights.hub import catalogue
@@ -46,7 +47,12 @@ ORDINARY_STORE = hub.Store.default()
 
 REAL_MODELS = {"smollm2_path", "gemma3_path"}  # fixtures
 
+# What `make test` leaves to `make test-all`: larger models, browsers, kernel sets beside the machine's best.
+FULL_FIXTURES = {"gemma3_path", "browser", "site"}
+SMALLER_KERNEL_SETS = set(_native.kernel_names()[1:])
+
 golden = pytest.StashKey[Counter]()
+cases = pytest.StashKey[Counter]()  # of each test with `one_in`, those that have been collected
 
 # What a script starts in the background ignores Ctrl-C, and so do its children; some are sent it here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -84,7 +90,7 @@ def store_home(tmp_path, monkeypatch) -> Path:
 
 
 def pytest_configure(config):
-    config.stash[golden] = Counter()
+    config.stash[golden], config.stash[cases] = Counter(), Counter()
     config.pluginmanager.register(GoldenCounter(config.stash[golden]))
     if other_backend.NAME:
         other_backend.install()
@@ -99,6 +105,22 @@ def pytest_itemcollected(item):
     # Here and not when all are collected: plugins that select by markers come before.
     if not REAL_MODELS.isdisjoint(getattr(item, "fixturenames", ())):
         item.add_marker("real_model")
+    if is_full(item):
+        item.add_marker("full")
+
+
+def is_full(item) -> bool:
+    """Whether a case belongs to `make test-all` alone, though its test does not say so itself."""
+    params = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    if not SMALLER_KERNEL_SETS.isdisjoint(value for value in params if isinstance(value, str)):
+        return True
+    if not FULL_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
+        return True
+    if (marker := item.get_closest_marker("one_in")) is None:
+        return False
+    test, counts = item.nodeid.partition("[")[0], item.config.stash[cases]
+    counts[test] += 1
+    return (counts[test] - 1) % marker.args[0] != 0
 
 
 def pytest_collection_modifyitems(config, items):

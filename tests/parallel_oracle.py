@@ -25,7 +25,7 @@ def recorded(llm, prompt, look=None, **options):
 
     def note(step):
         if steps:
-            rows.append(stream._run.decoder.source.rows.copy())
+            rows.append(stream.run.decoder.source.rows.copy())
             if look is not None:
                 look(stream, steps[-1])
         steps.append(step)

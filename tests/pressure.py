@@ -36,7 +36,7 @@ class World:
 
     def verify(self, deep):
         """Nobody else is at work: everything must add up."""
-        llm, engine = self.llm, self.llm._engine
+        llm, engine = self.llm, self.llm.engine
         llm.cells.check()
         cells = engine.cells
         used = cells.positions >= 0

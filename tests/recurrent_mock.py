@@ -159,7 +159,7 @@ def recurrent_llm(cells=1024, context_length=1024, slots=32, **options):
 def check(llm):
     """Raise if tables contradict themselves, or a slot's state is not that of its sequences' tokens."""
     llm.cells.check()
-    runner = llm._engine.runner
+    runner = llm.engine.runner
     for sequence, view in runner.slots.views.items():
         tokens = runner.cells.tokens[runner.cells.view(sequence)].tolist()
         for slot in view:

@@ -24,7 +24,7 @@ def llm(smollm2_path):
 
 
 def fused_loop(llm):
-    (loop,) = [form for form in llm._engine.forms if isinstance(form, FusedLoop)]
+    (loop,) = [form for form in llm.engine.forms if isinstance(form, FusedLoop)]
     return loop
 
 
@@ -101,7 +101,7 @@ def test_nobody_waits_for_tokens_that_are_run_ahead(smollm2_path):
             counts = []
             for _ in range(10):
                 next(first)
-                counts.append(len(first._request.output.tokens) - len(other._request.output.tokens))
+                counts.append(len(first.request.output.tokens) - len(other.request.output.tokens))
         assert max(map(abs, counts)) <= 2
 
 
@@ -121,7 +121,7 @@ def test_nobody_waits_for_tokens_that_are_run_ahead(smollm2_path):
 def test_an_interrupt_changes_nothing_but_the_steps(llm, options):
     """When a request arrives, the loop ends after the current token."""
     python = llm.generate("The sea", **options)
-    interrupt, steps = llm._engine.arrivals.interrupt, []
+    interrupt, steps = llm.engine.arrivals.interrupt, []
     for every in (1, 3):
         asked = []
 
@@ -163,14 +163,14 @@ def test_the_same_under_a_mask(llm, pattern, options):
 
 
 def test_an_arriving_request_waits_for_one_token(llm):
-    engine = llm._engine
+    engine = llm.engine
     stream = llm.stream("The sea", loop="fused", max_tokens=40, temperature=0, ignore_eos=True)
-    tokens = stream._request.output.tokens
+    tokens = stream.request.output.tokens
     with engine.arrivals.arriving():
         with engine.arrivals.arriving():
             assert engine.arrivals.interrupt[0]
         engine.step()
-        assert (len(tokens), engine.cells.count(stream._request.decoder.track.id)) == (1, 3)
+        assert (len(tokens), engine.cells.count(stream.request.decoder.track.id)) == (1, 3)
     assert not engine.arrivals.interrupt[0]
     fused_loop(llm)._token_seconds = 1e-3  # a fast model: as many tokens as a call has at most
     engine.step()
@@ -181,12 +181,12 @@ def test_an_arriving_request_waits_for_one_token(llm):
 
 
 def test_a_slow_model_hands_the_engine_over_after_two_tokens(llm):
-    engine = llm._engine
+    engine = llm.engine
     stream = llm.stream("The sea", loop="fused", max_tokens=40, temperature=0, ignore_eos=True)
     fused_loop(llm)._token_seconds = 10.0
     steps = engine.metrics.steps
     engine.step()
-    assert len(stream._request.output.tokens) == 2
+    assert len(stream.request.output.tokens) == 2
     assert engine.metrics.steps - steps == 3  # the prompt's, and one for each token
     assert len(stream.result.tokens) == 40
 
@@ -257,7 +257,7 @@ def test_hooks_and_logprobs_need_python(llm):
 def test_the_same_reasoning_and_answer(llm, monkeypatch):
     ids = llm.tokenizer.specials
     layout = Format("test", (), block("<repo_name>", "<empty_output>"))
-    monkeypatch.setattr(llm._engine, "reasoning", Reasoning(layout, llm.tokenizer))
+    monkeypatch.setattr(llm.engine, "reasoning", Reasoning(layout, llm.tokenizer))
     prompt = [*llm.tokenizer.encode("The colour of the sky is"), ids["<repo_name>"]]
     colours = stretto.Grammar.choices(["red", "blue and clear", "green"])
     options = {"reasoning": True, "seed": 3, "max_tokens": 36}

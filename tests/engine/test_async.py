@@ -251,7 +251,7 @@ def test_asyncio_and_threads_together(llm):
 
 def test_requests_are_made_while_another_thread_steps(llm):
     """A prompt, and each of its `n` texts, waited for a step of the others before."""
-    engine, made = llm._engine, []
+    engine, made = llm.engine, []
 
     def work():
         made.extend(new_batch(engine, ["p", "q"], {"n": 4}))
@@ -267,7 +267,7 @@ def test_requests_are_made_while_another_thread_steps(llm):
 
 
 def test_tracks_are_added_while_others_are_looked_through(llm):
-    tracks = llm._engine.runner.tracks
+    tracks = llm.engine.runner.tracks
     kept = [llm.sequence("a"), llm.sequence("b")]
     kept += [llm.sequence("c") for _ in tracks.values()]
     assert len(list(tracks.values())) == len(kept) == 4

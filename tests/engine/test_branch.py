@@ -189,7 +189,7 @@ def test_preempted_beams_come_back_with_what_they_share():
     prompt, how = "p" * 48, {"beams": 3, "max_tokens": 6}
     expected = mock_llm(script).generate(prompt, **how).tokens
     llm = mock_llm(script, cells=128)
-    engine, older = llm._engine, llm.stream("q", max_tokens=40, ignore_eos=True)
+    engine, older = llm.engine, llm.stream("q", max_tokens=40, ignore_eos=True)
     next(older)
     branches = new_branches(engine, prompt, how)
     (search,) = branches.requests

@@ -615,8 +615,8 @@ def test_ready_made_hooks_with_a_draft_know_their_request(llm):
 
 def test_embeddings_are_paced_while_a_stream_decodes(smollm2_path):
     with stretto.load(smollm2_path, cells=1024) as llm:
-        llm._engine.scheduler.pace._seconds = 1e-3
-        llm._engine.scheduler.pace.learn = lambda n, seconds: None
+        llm.engine.scheduler.pace._seconds = 1e-3
+        llm.engine.scheduler.pace.learn = lambda n, seconds: None
         with llm.stream("Once", max_tokens=200, ignore_eos=True) as stream:
             next(stream)
             before = llm.steps.since()[-1].number

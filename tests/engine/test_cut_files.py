@@ -46,7 +46,7 @@ def test_a_saved_sequence_that_is_cut_while_it_is_read(tmp_path):
     with mock_llm("abc", cells=1024) as llm:
         with llm.sequence("x" * 1000) as sequence:
             sequence.save(path)
-        engine = llm._engine
+        engine = llm.engine
         with SnapshotFile(path, expected_by(engine.runner, engine.fingerprint)) as file:
             with path.open("r+b") as handle:
                 handle.truncate(path.stat().st_size - 3000)

@@ -195,16 +195,16 @@ def test_ctrl_c_between_the_pass_and_its_logits_leaves_nobody_behind():
     other = llm.stream("o", max_tokens=6, temperature=0)
     mine = llm.stream("m", max_tokens=6, temperature=0)
     next(other), next(mine)
-    compute = llm._engine.runner._compute
+    compute = llm.engine.runner._compute
 
     def interrupt(*given):
         compute(*given)
         raise KeyboardInterrupt
 
-    llm._engine.runner._compute = interrupt
+    llm.engine.runner._compute = interrupt
     with pytest.raises(KeyboardInterrupt):
         next(mine)
-    llm._engine.runner._compute = compute
+    llm.engine.runner._compute = compute
     assert within(60, lambda: other.result).text == "x" * 6
     assert mine.result.finish_reason == "cancelled"
     settled(llm)
@@ -363,7 +363,7 @@ def test_a_task_that_is_cancelled_while_it_is_refused_is_quiet():
             running = llm.stream("a")
             next(running)
             task = asyncio.create_task(llm.agenerate("b"))
-            with llm._engine.lock:  # so that it is refused after it was cancelled
+            with llm.engine.lock:  # so that it is refused after it was cancelled
                 await asyncio.sleep(0.01)
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):

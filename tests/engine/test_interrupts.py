@@ -154,7 +154,7 @@ def test_no_cell_is_lost_when_a_fork_or_a_cut_is_interrupted():
     def check(sequence):
         llm.cells.check()
         assert sequence.tokens in ([97, 98, 99], [97])
-        cells = llm._engine.cells
+        cells = llm.engine.cells
         placed = cells.tokens[cells.view(sequence.id)].tolist()
         assert placed == sequence.tokens[: len(placed)]
         sequence.close()

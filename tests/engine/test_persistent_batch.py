@@ -121,7 +121,7 @@ def test_a_request_that_needs_more_ends_the_batch(both):
 
 def test_a_text_that_is_cancelled_has_all_its_tokens(both):
     llm, _ = both
-    engine = llm._engine
+    engine = llm.engine
     with llm.sequence("p", seed=3) as seq:
         (request,) = new_branches(
             engine, seq, RequestParams(SamplingParams(), max_tokens=12), Branching()
@@ -141,7 +141,7 @@ def test_an_interrupted_step_changes_no_number(both, error):
     llm, plain = both
     stream = llm.stream("p", **OPTIONS)
     next(stream), next(stream)
-    engine = llm._engine
+    engine = llm.engine
     llm.backend.fails.append(error)
     with pytest.raises(type(error)):
         engine.step()
@@ -185,9 +185,9 @@ def test_no_batch_has_more_requests_than_a_step_has_tokens(both, monkeypatch):
     llm, plain = both
     prompts = ["p", "quo", "r"]
     expected = [one.tokens for one in plain.generate(prompts, **OPTIONS)]
-    limits = llm._engine.scheduler.limits
+    limits = llm.engine.scheduler.limits
     for most in (3, 2):
-        monkeypatch.setattr(llm._engine.scheduler, "limits", replace(limits, max_tokens_per_step=most))
+        monkeypatch.setattr(llm.engine.scheduler, "limits", replace(limits, max_tokens_per_step=most))
         llm.backend.sampled.clear()
         assert [one.tokens for one in llm.generate(prompts, **OPTIONS)] == expected
         assert 0 < max(llm.backend.sampled) <= most
@@ -281,7 +281,7 @@ def test_an_interrupted_wait_frees_the_cells_of_the_pass(both, monkeypatch):
     with monkeypatch.context() as context:
         context.setattr(MockBackend, "take_rows", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            llm._engine.step()
+            llm.engine.step()
     llm.cells.check()
     assert stream.result.text == plain.generate("p", **OPTIONS).text
 
@@ -344,7 +344,7 @@ def test_no_number_and_no_cell_is_lost_when_any_step_is_interrupted(both):
 def test_texts_of_a_large_call_take_turns_beside_a_small_one(both):
     """Where rows are dear, whether the step is a persistent batch or not."""
     llm, _ = both
-    engine = llm._engine
+    engine = llm.engine
     engine.scheduler.row_costs.rows_beside = lambda n: 3
     params = RequestParams(SamplingParams(), max_tokens=60)
     many = [new_text(engine, [65 + i], params) for i in range(6)]

@@ -15,7 +15,7 @@ def endless(name):
 
     def script(seen):
         llm, said = held["llm"], seen[len(held["prompt"]) :]
-        closing, tokenizer = llm._engine.reasoning.closing, llm.tokenizer
+        closing, tokenizer = llm.engine.reasoning.closing, llm.tokenizer
         opening = tokenizer.encode(KINDS[name].says.partition("Hm")[0], special=True, bos=False)
         ends = [i for i in range(len(said)) if said[i : i + len(closing)] == closing]
         if ends:

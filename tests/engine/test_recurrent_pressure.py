@@ -34,7 +34,7 @@ class RecurrentWorld(World):
 
     def verify(self, deep):
         """Nobody else is at work: everything must add up."""
-        llm, runner = self.llm, self.llm._engine.runner
+        llm, runner = self.llm, self.llm.engine.runner
         check(llm)
         assert llm.cache.stats().checkpoints <= CHECKPOINTS
         for entry in runner.prefixes._entries.values():
@@ -74,7 +74,7 @@ class RecurrentThread(Thread):
 
     def continue_one(self):
         sequence, draft = self.one, self.random.choice((None, "lookup"))
-        with self.llm._engine.lock:  # or another thread may change it before it runs
+        with self.llm.engine.lock:  # or another thread may change it before it runs
             before = sequence.tokens
             self.follows(before, self.llm.generate(sequence, draft=draft, **self.options()))
 

@@ -78,6 +78,6 @@ def test_a_restored_sequence_that_is_preempted_goes_on(llm, path):
         seq.save(path)
         wanted = [seq.step(**OPEN).token for _ in range(4)]
     restored = llm.restore(path)
-    with llm._engine.lock:
-        llm._engine.runner.release(restored._track)
+    with llm.engine.lock:
+        llm.engine.runner.release(restored._track)
     assert [restored.step(**OPEN).token for _ in range(4)] == wanted

@@ -66,7 +66,7 @@ def test_requests_that_run_do_not_share_across_salts(llm):
 @pytest.mark.parametrize(("salts", "n_waiting"), [("ab", 0), ("aa", 1)])
 def test_prompts_of_other_salts_do_not_wait_for_each_other(salts, n_waiting):
     llm = mock_llm("Meow", cells=4096, limits=stretto.Limits(max_tokens_per_step=16))
-    engine = llm._engine
+    engine = llm.engine
     engine.add(*(new_text(engine, SYSTEM * 4, {"cache_salt": salt}) for salt in salts))
     engine.step()
     assert len(engine.scheduler.waiting) == n_waiting
@@ -110,14 +110,14 @@ def test_pins_are_found_by_their_salt_alone(llm):
 
 
 def test_texts_that_are_scored_or_embedded_share_nothing(llm):
-    score = llm._engine.runner.new_track
+    score = llm.engine.runner.new_track
     made = []
 
     def new_track(*arguments):
         made.append(score(*arguments))
         return made[-1]
 
-    llm._engine.runner.new_track = new_track
+    llm.engine.runner.new_track = new_track
     llm.score(SYSTEM)
     assert made[0].domain.private == made[0].id
 

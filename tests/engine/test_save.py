@@ -395,9 +395,9 @@ def test_others_step_while_one_is_saved(path, monkeypatch):
         data = read(cells)
         if cells[0] == llm.cells.view(holder())[3]:
             started.set()
-            llm._engine.lock.release()
+            llm.engine.lock.release()
             go_on.wait(60)
-            llm._engine.lock.acquire()
+            llm.engine.lock.acquire()
         return data
 
     def holder():
@@ -425,9 +425,9 @@ def test_smollm2(smollm2_path, path):
         seq.step()
         seq.save(path)
         expected, row = [seq.step().text for _ in range(8)], seq.logits.copy()
-        fingerprint = llm._engine.fingerprint()
+        fingerprint = llm.engine.fingerprint()
     with stretto.load(smollm2_path, cells=64, repack=False, threads=1) as llm:
-        assert llm._engine.fingerprint() == fingerprint
+        assert llm.engine.fingerprint() == fingerprint
         seq = llm.restore(path)
         assert [seq.step().text for _ in range(8)] == expected
         np.testing.assert_array_equal(seq.logits, row)

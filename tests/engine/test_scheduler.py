@@ -36,8 +36,8 @@ def test_a_long_prompt_does_not_hold_up_who_decodes():
     stream = llm.stream("a", max_tokens=200, temperature=0)
     next(stream)
     llm.backend.batches.clear()
-    llm._engine.scheduler.pace._seconds = 1e-3  # a token a millisecond: 40 of them in a step
-    llm._engine.scheduler.pace.learn = lambda n, seconds: None
+    llm.engine.scheduler.pace._seconds = 1e-3  # a token a millisecond: 40 of them in a step
+    llm.engine.scheduler.pace.learn = lambda n, seconds: None
     long = llm.stream("b" * 1000, max_tokens=1, temperature=0)
     assert long.result.text == "x"
     assert max(widths(llm)) == 41
@@ -94,7 +94,7 @@ def test_row_costs_learn():
 def test_many_texts_of_a_call_take_turns_beside_others():
     """A lone text is in every step, which the 16 of another call may make twice as slow and no more."""
     llm = mock_llm(endless, cells=4096)
-    scheduler = llm._engine.scheduler
+    scheduler = llm.engine.scheduler
     scheduler.row_costs = linear(0.010)
     scheduler.row_costs.learn = lambda n, seconds: None
     alone = [result.tokens for result in llm.generate("b", n=16, max_tokens=8, seed=5)]
@@ -103,7 +103,7 @@ def test_many_texts_of_a_call_take_turns_beside_others():
     assert max(widths(llm)) == 32  # one call
 
     llm.backend.batches.clear()
-    engine = llm._engine
+    engine = llm.engine
     (branches,) = new_batch(engine, ["b"], {"n": 16, "max_tokens": 8, "seed": 5})
     engine.add(branches.requests[0])
     engine.step()
@@ -120,7 +120,7 @@ def test_many_texts_of_a_call_take_turns_beside_others():
 
 def test_calls_of_the_same_size_are_not_cut():
     llm = mock_llm(endless, cells=4096)
-    engine = llm._engine
+    engine = llm.engine
     engine.scheduler.row_costs = linear(0.010)
     calls = [new_batch(engine, ["b"], {"n": 8, "max_tokens": 4})[0].requests for _ in range(3)]
     for requests in calls:
@@ -143,7 +143,7 @@ def begun(requests):
 def test_a_call_that_fills_all_places_keeps_no_other_out():
     """A later text begins with the next step, before prompts of a large call; the pass grows no wider."""
     llm = mock_llm(endless, cells=4096, limits=Limits(max_running=4))
-    engine = llm._engine
+    engine = llm.engine
     many = branched(engine, [*"abcdefghij"], max_tokens=6)
     engine.step()
     assert begun(many) == many[:4]
@@ -163,7 +163,7 @@ def test_a_call_that_fills_all_places_keeps_no_other_out():
 def test_a_small_call_overtakes_large_ones_that_wait():
     """Four calls of 16 texts run and others wait: a text of a later call begins with the next step."""
     llm = mock_llm(endless, cells=4096)
-    engine = llm._engine
+    engine = llm.engine
     alone = [result.tokens for result in llm.generate("b", n=16, max_tokens=8, seed=5)]
     calls = [branched(engine, ["b"], n=16, max_tokens=8, seed=5, temperature=1.0) for _ in range(6)]
     engine.step(), engine.step()
@@ -184,7 +184,7 @@ def test_a_small_call_overtakes_large_ones_that_wait():
 def test_single_texts_do_not_keep_a_large_call_out():
     """They pass it while an older call has the places it needs, and do not count when that ends."""
     llm = mock_llm(endless, cells=4096, limits=Limits(max_running=4))
-    engine = llm._engine
+    engine = llm.engine
     first = branched(engine, ["a"], n=4, max_tokens=8)
     engine.step()
     large = branched(engine, ["b"], n=3, max_tokens=2)
@@ -201,7 +201,7 @@ def test_single_texts_do_not_keep_a_large_call_out():
 
 def test_no_request_passes_one_of_a_higher_priority():
     llm = mock_llm(endless, cells=4096, limits=Limits(max_running=4))
-    engine = llm._engine
+    engine = llm.engine
     first = branched(engine, ["a"], n=4, max_tokens=8)
     engine.step()
     large = branched(engine, ["b"], n=3, max_tokens=2, priority=1)
@@ -214,7 +214,7 @@ def test_no_request_passes_one_of_a_higher_priority():
 
 def test_under_pressure_the_largest_call_is_preempted_first():
     llm = mock_llm(endless, cells=64, prefix_cache=False)
-    engine = llm._engine
+    engine = llm.engine
     many = branched(engine, [*"abcd"], max_tokens=20)
     engine.step()
     (lone,) = branched(engine, ["z"], max_tokens=15)
@@ -346,7 +346,7 @@ def test_wrong_limits(options):
 def test_a_thread_that_steps_lets_others_add_their_requests(monkeypatch):
     """It released the lock and took it again at once: others often waited until it was done."""
     llm, free = mock_llm(endless), []
-    lock = llm._engine.lock
+    lock = llm.engine.lock
 
     def try_lock():
         if found := lock.acquire(blocking=False):
@@ -358,7 +358,7 @@ def test_a_thread_that_steps_lets_others_add_their_requests(monkeypatch):
         thread.start()
         thread.join()
 
-    monkeypatch.setattr(llm._engine.arrivals, "hand_over", hand_over)
+    monkeypatch.setattr(llm.engine.arrivals, "hand_over", hand_over)
     llm.generate("a", max_tokens=5, temperature=0)
     assert free == [True] * 5
 

@@ -13,7 +13,7 @@ def test_a_copy_is_the_table_and_stays_as_it_is():
     copied = llm.cells.copied()
     assert set(copied.states.values()) == {"parked"}
     assert copied.states.keys() == copied.views.keys()
-    cells = llm._engine.cells
+    cells = llm.engine.cells
     before = [column.copy() for column in (cells.positions, cells.tokens)]
     data = copied.as_data()
     assert data == llm.cells.snapshot()

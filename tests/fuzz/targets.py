@@ -83,7 +83,7 @@ def run_onnx(data):
 
 
 def run_state(data):
-    engine = llm()._engine
+    engine = llm().engine
     with SnapshotFile(written(data, ".saved"), expected_by(engine.runner, engine.fingerprint)) as file:
         for _ in file.pieces():
             pass
@@ -141,7 +141,7 @@ def run_grammar(data):
         grammar = Grammar.json(parsed(data[:4096], RequestLimits()))
     else:
         grammar = (Grammar.lark if "start" in text else Grammar.regex)(text)
-    llm()._engine.grammars.compile(grammar).guide()
+    llm().engine.grammars.compile(grammar).guide()
 
 
 def template_seeds():

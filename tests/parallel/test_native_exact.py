@@ -28,14 +28,14 @@ class Seen:
         cells = np.array([member.cell for member in step.members], np.int32)
         self.data.append(self._llm.backend.read_cells(cells).copy())
         self.positions.append(self._llm._engine.cells.positions[cells].tolist())
-        following = stream._run.output.steps[-1]  # chosen, not yet computed
+        following = stream.run.output.steps[-1]  # chosen, not yet computed
         if following.width == 1:
             self.plain[following.index] = self._as_a_plain_token(stream, following)
 
     def _as_a_plain_token(self, stream, step):
         """The logits of a step of one token, computed as an ordinary token of the same past."""
         engine, batch = self._llm._engine, Batch()
-        engine.cells.copy(stream._run.decoder.track.id, BY_HAND)
+        engine.cells.copy(stream.run.decoder.track.id, BY_HAND)
         batch.add(step.best.id, step.position, [BY_HAND], logits=True)
         logits = engine.runner.forward(batch)[0]
         engine.cells.remove(BY_HAND)
@@ -158,7 +158,7 @@ def test_the_order_of_a_set_does_not_matter(llm, mode):
     tokens, orders = [40, 7, 300, 12], ([0, 1, 2, 3], [3, 1, 0, 2], [2, 3, 1, 0])
     found = []
     for order in orders:
-        runner = llm._engine.runner
+        runner = llm.engine.runner
         sequence = SetSource(runner, runner.new_track([5, 6, 7], RandomStream(0)))
         runner.run([(sequence, 3)])
         sequence.watching = True

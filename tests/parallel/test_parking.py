@@ -83,10 +83,10 @@ def test_cells_given_up_at_any_step(after, mode):
         stream = llm.parallel([5, 60, 17, 33, 2], stream=True, delay=0, **options)
         for step in stream:
             if step.index:
-                found.append(stream._run.decoder.source.rows.copy())
+                found.append(stream.run.decoder.source.rows.copy())
             if step.index == after:
-                with llm._engine.lock:
-                    stream._run.decoder.preempt()
+                with llm.engine.lock:
+                    stream.run.decoder.preempt()
         run = stream.result
         assert facts(run) == facts(alone)
         same_attention(run, alone)
@@ -100,8 +100,8 @@ def test_members_know_their_new_cells():
         stream = llm.parallel([5, 60, 17, 33, 2], stream=True, delay=0, **TINY)
         for step in stream:
             if step.index == 5:
-                with llm._engine.lock:
-                    stream._run.decoder.preempt()
+                with llm.engine.lock:
+                    stream.run.decoder.preempt()
                     llm.cache.clear()
                     other = llm.sequence(list(range(40)))
                     other.logits  # noqa: B018  # takes the cells that were theirs
@@ -109,8 +109,8 @@ def test_members_know_their_new_cells():
                 break
         for step in stream.so_far.steps[:8]:
             cells = [member.cell for member in step.members]
-            assert llm._engine.cells.tokens[cells].tolist() == [member.id for member in step.members]
-            assert set(llm._engine.cells.positions[cells].tolist()) == {step.position}
+            assert llm.engine.cells.tokens[cells].tolist() == [member.id for member in step.members]
+            assert set(llm.engine.cells.positions[cells].tolist()) == {step.position}
         stream.cancel()
         other.close()
 
@@ -122,8 +122,8 @@ def test_the_reference_backend_computes_them_again_too():
     stream = llm.parallel([5, 60, 17, 33, 2], stream=True, **options)
     for step in stream:
         if step.index in (4, 9):
-            with llm._engine.lock:
-                stream._run.decoder.preempt()
+            with llm.engine.lock:
+                stream.run.decoder.preempt()
     assert alone.n_pruned
     for ours, theirs in zip(stream.result.steps, alone.steps, strict=True):
         assert [(m.id, m.kept) for m in ours.members] == [(m.id, m.kept) for m in theirs.members]
@@ -139,8 +139,8 @@ def test_several_sets_are_computed_in_one_pass(monkeypatch):
         passes = []
         forward = llm.backend.forward
         monkeypatch.setattr(llm.backend, "forward", lambda batch: passes.append(len(batch)) or forward(batch))
-        with llm._engine.lock:
-            stream._run.decoder.preempt()
+        with llm.engine.lock:
+            stream.run.decoder.preempt()
         next(stream)
         widths = [step.width for step in steps]
         first = next(i for i, width in enumerate(widths) if width > 1)  # those before it are a prompt
@@ -154,7 +154,7 @@ def test_logits_given_to_a_run_are_kept():
         seq.logits[best] = -np.inf
         alone = llm.parallel(seq, **TINY)
         stream = llm.parallel(seq, stream=True, **TINY)
-        stream._run.decoder.preempt()  # before its first step
+        stream.run.decoder.preempt()  # before its first step
         assert facts(stream.result) == facts(alone)
         assert best not in [member.id for member in alone.steps[0].members]
 

@@ -38,7 +38,7 @@ class Pruned:
         }
 
     def _look(self, stream, step):
-        self.used.append((stream._run.decoder.track.n_placed, stream.so_far.n_pruned))
+        self.used.append((stream.run.decoder.track.n_placed, stream.so_far.n_pruned))
 
     def mixture(self, rows, step):
         """The distribution after a set: of those of its members that stayed to the end."""

@@ -118,7 +118,7 @@ def test_what_a_hook_changes_is_what_the_set_is_taken_from(llm):
 def test_rows_are_as_the_model_gave_them(llm):
     stream = llm.parallel("x", stream=True, hooks=[Ban([ord("a")])], delay=0)
     next(stream)
-    assert stream._run.decoder.source.rows[0].argmax() == ord("a")
+    assert stream.run.decoder.source.rows[0].argmax() == ord("a")
     stream.cancel()
 
 
@@ -188,7 +188,7 @@ def test_an_interrupted_hook_is_called_again_with_the_row_as_it_was(llm):
     other = llm.stream("x", temperature=0)
     next(stream)
     with pytest.raises(KeyboardInterrupt):
-        llm._engine.step()
+        llm.engine.step()
     assert stream.result.brackets == "[a/b]d[e/f][h/i]"
     assert other.result.text == "adeh"
     np.testing.assert_array_equal(seen[1], seen[2])
@@ -313,7 +313,7 @@ def test_an_interrupted_pass_takes_nothing_along(llm, monkeypatch):
 
     monkeypatch.setattr(llm.backend, "forward", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        llm._engine.step()
+        llm.engine.step()
     monkeypatch.setattr(llm.backend, "forward", forward)
     llm.cells.check()
     assert stream.result.brackets == "[a/b]d[e/f][h/i]"
@@ -323,7 +323,7 @@ def test_an_interrupted_pass_takes_nothing_along(llm, monkeypatch):
 def test_interrupted_books_are_put_in_order(llm, monkeypatch, method):
     stream = llm.parallel("x", stream=True, delay=0)
     next(stream)
-    kept = stream._run.decoder.source
+    kept = stream.run.decoder.source
 
     def interrupted(*_):
         delattr(kept, method)
@@ -334,7 +334,7 @@ def test_interrupted_books_are_put_in_order(llm, monkeypatch, method):
         original = type(kept)._drop_lanes
         setattr(kept, method, lambda: original(kept) or setattr(kept, method, interrupted))
     with pytest.raises(KeyboardInterrupt):
-        llm._engine.step()
+        llm.engine.step()
     assert stream.result.brackets == "[a/b]d[e/f][h/i]"
 
 

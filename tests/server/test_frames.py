@@ -99,14 +99,14 @@ def test_an_unloaded_model_has_no_cells():
 
 def test_cells_of_images_are_marked_and_those_of_others_are_not():
     llm = mock_llm(endless, cells=64)
-    llm._engine.runner.images = SimpleNamespace(placeholder=ord("i"))
+    llm.engine.runner.images = SimpleNamespace(placeholder=ord("i"))
     for text in ("aiib", "aixi"):
         with llm.sequence(text) as held:
             held.logits  # noqa: B018
             reader = Reader().take(frame("mock", llm.cells.copied(), (), True))
-            assert reader.images.tolist() == (llm._engine.cells.tokens == ord("i")).tolist()
+            assert reader.images.tolist() == (llm.engine.cells.tokens == ord("i")).tolist()
             assert reader.images.sum() == text.count("i") + (text == "aixi")
             other = Reader().take(frame("mock", llm.cells.copied(), (), False))
             assert not other.images.any()
             assert (other.set_of == UNNAMED).sum() == (reader.set_of != FREE).sum()
-    llm._engine.runner.images = None
+    llm.engine.runner.images = None

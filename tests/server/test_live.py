@@ -97,7 +97,7 @@ def test_a_page_gets_the_state_and_the_table():
 
 
 def settled(reader, llm):
-    return reader.sequences and reader.sequences.keys() == set(llm._engine.cells.sequences)
+    return reader.sequences and reader.sequences.keys() == set(llm.engine.cells.sequences)
 
 
 def test_figures_and_requests_of_a_run():
@@ -337,7 +337,7 @@ def test_callers_see_their_own_requests_and_cells_alone():
             assert bool(reader.sequences) == sees
             assert (reader.positions >= 0).any() == sees
             assert {one["mine"] for one in reader.sequences.values()} == ({key == "ann"} if sees else set())
-            cell = int(running.llm()._engine.cells.view(running.llm().cells.sequences[0])[0])
+            cell = int(running.llm().engine.cells.view(running.llm().cells.sequences[0])[0])
             at = web.get(f"/stretto/cells/at?model=mock&cell={cell}", headers=header(key)).json()
             assert at["used"]
             assert (at["token"], at["piece"]) == ((ord("a"), "a") if sees else (None, None))

@@ -20,12 +20,12 @@ def llm():
 
 def steps_of(llm, options, most=1000):
     """How many tokens come in each step of the only request, and the request."""
-    request = new_text(llm._engine, "x", options)
-    llm._engine.add(request)
+    request = new_text(llm.engine, "x", options)
+    llm.engine.add(request)
     counts = []
     while not request.finished and len(counts) < most:
         before = len(request.output.tokens)
-        llm._engine.step()
+        llm.engine.step()
         counts.append(len(request.output.tokens) - before)
     return counts, request
 
@@ -44,7 +44,7 @@ def test_a_deadline_holds_between_them(llm, options):
     counts, request = steps_of(llm, options, most=3)
     assert 0 < sum(counts) < len(LONG)
     request.deadline = 0.0
-    llm._engine.step()
+    llm.engine.step()
     assert request.finish_reason == "timeout"
     assert LONG.startswith(request.result().text.removeprefix("a"))
 
@@ -52,7 +52,7 @@ def test_a_deadline_holds_between_them(llm, options):
 def test_cancelling_counts_between_them(llm):
     counts, request = steps_of(llm, OPTIONS, most=2)
     request.abandon()
-    llm._engine.step()
+    llm.engine.step()
     assert request.finish_reason == "cancelled"
     assert sum(counts) < len(LONG)
     assert llm.cache.stats().held == 0
@@ -60,10 +60,10 @@ def test_cancelling_counts_between_them(llm):
 
 def test_others_get_their_turn_meanwhile(llm):
     _, request = steps_of(llm, OPTIONS, most=1)
-    other = new_text(llm._engine, "hello", {"max_tokens": 5, "temperature": 0})
-    llm._engine.add(other)
+    other = new_text(llm.engine, "hello", {"max_tokens": 5, "temperature": 0})
+    llm.engine.add(other)
     for _ in range(6):
-        llm._engine.step()
+        llm.engine.step()
     assert other.finished
     assert not request.finished
 

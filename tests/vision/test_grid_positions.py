@@ -167,7 +167,7 @@ def sighted(backend="native", name="qwen3vl", **options):
 
 
 def table(llm):
-    return llm._engine.runner.cells
+    return llm.engine.runner.cells
 
 
 GREEDY = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}

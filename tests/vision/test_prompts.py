@@ -96,7 +96,7 @@ def test_the_same_bits_in_any_chunks(name, chunk):
     """A prompt in pieces gives what it gives at once; a whole image is never cut."""
     prompt = ("ABC", picture(0), "DE", picture(1), "F")
     with seeing_llm(name) as llm, seeing_llm(name) as pieces:
-        pieces._engine.runner.chunk = chunk
+        pieces.engine.runner.chunk = chunk
         assert (llm.sequence(prompt).logits == pieces.sequence(prompt).logits).all()
 
 
@@ -149,7 +149,7 @@ def test_truncate_into_an_image():
 def test_penalties_do_not_count_images():
     with seeing_llm("mlp") as llm:
         row = np.zeros(llm.spec.n_vocab, np.float32)
-        stand_in = int(llm._engine.runner.image_tokens(picture(0))[0])
+        stand_in = int(llm.engine.runner.image_tokens(picture(0))[0])
         row[stand_in], row[5] = 1.0, 0.9
         sequence = llm.sequence((picture(0), "A"))
         assert sequence.sample(row, temperature=0, repetition_penalty=2.0) == stand_in
@@ -250,7 +250,7 @@ def test_one_changed_pixel_is_another_picture():
 def test_parked_images_keep_no_pixels():
     with seeing_llm("mlp") as llm:
         llm.generate((picture(0), "AB"), **GREEDY)
-        entries = llm._engine.runner.prefixes._entries.values()
+        entries = llm.engine.runner.prefixes._entries.values()
         tokens = [item for entry in entries for item in entry.items if isinstance(item, ImageToken)]
         assert len(tokens) == 16
         assert all(token.image is None for token in tokens)

@@ -140,7 +140,7 @@ def test_a_model_without_an_encoder_can_go_on(path):
         sequence.save(path)
         wanted = steps(sequence, **GREEDY)
     with seeing_llm("mlp") as blind:
-        blind._engine.runner.images = blind.vision = None
+        blind.engine.runner.images = blind.vision = None
         assert steps(blind.restore(path), **GREEDY) == wanted
 
 
@@ -183,7 +183,7 @@ def saved(tmp_path_factory):
     path = tmp_path_factory.mktemp("saved") / "saved.safetensors"
     with seeing_llm("mlp") as llm:
         llm.sequence(("A", picture(0), "B", picture(1))).save(path)
-        with SnapshotFile(path, expected_by(llm._engine.runner, llm._engine.fingerprint)) as file:
+        with SnapshotFile(path, expected_by(llm.engine.runner, llm.engine.fingerprint)) as file:
             cells = np.concatenate([data.copy() for _, data in file.pieces()])
             yield llm, path, file.snapshot, cells
 
@@ -250,10 +250,10 @@ def test_crafted_files(saved, path, what, monkeypatch):
     llm, _, snapshot, cells = saved
     change, message = CRAFTED[what]
     crafted = replace(snapshot, images=change(snapshot.images))
-    used = llm._engine.cells.n_used
+    used = llm.engine.cells.n_used
     with pytest.raises(SnapshotError, match=message):
         llm.restore(rewritten(path, crafted, cells, monkeypatch))
-    assert llm._engine.cells.n_used == used
+    assert llm.engine.cells.n_used == used
 
 
 def test_the_file_as_it_is_can_be_rewritten(saved, path, monkeypatch):
@@ -276,7 +276,7 @@ def test_damage_is_found(saved, path):
     """Whatever bytes are changed or cut off: an error of ours, and no cell is lost."""
     llm, original, _, _ = saved
     whole, rng = original.read_bytes(), random.Random(4)
-    used = llm._engine.cells.n_used
+    used = llm.engine.cells.n_used
     for _ in range(150):
         damaged = bytearray(whole)
         if rng.random() < 0.2:
@@ -286,7 +286,7 @@ def test_damage_is_found(saved, path):
         path.write_bytes(damaged)
         with pytest.raises(SnapshotError):
             llm.restore(path)
-    assert llm._engine.cells.n_used == used
+    assert llm.engine.cells.n_used == used
 
 
 def test_runs_of_parts_of_images():

@@ -74,10 +74,10 @@ def test_a_stream_goes_on_while_an_image_is_encoded(name, monkeypatch):
         log, stream = Log(llm), llm.stream("AB", **LONG)
         said = [next(stream).id]
         asked = llm.stream((picture(0), "C"), **GREEDY)
-        before = len(stream._request.output.tokens)
-        while not asked._request.output.tokens:
-            llm._engine.step()
-        n_meanwhile = len(stream._request.output.tokens) - before
+        before = len(stream.request.output.tokens)
+        while not asked.request.output.tokens:
+            llm.engine.step()
+        n_meanwhile = len(stream.request.output.tokens) - before
         assert log.most == 1  # a step has one piece of it
         assert n_meanwhile >= log.pieces > 10  # and one token of the stream
         assert [token.id for token in asked] == alone(name, (picture(0), "C"))
@@ -126,7 +126,7 @@ def started(llm, *prompts, pieces=3, **options):
     next(stream)
     asked = [llm.stream(prompt, **(options or GREEDY)) for prompt in prompts]
     for _ in range(pieces):
-        llm._engine.step()
+        llm.engine.step()
     assert llm.vision._queue._batch is not None
     return stream, asked
 
@@ -136,7 +136,7 @@ def test_a_cancelled_request_stops_its_encoding():
         log = Log(llm)
         stream, (asked,) = started(llm, (picture(0), "C"))
         asked.cancel()
-        llm._engine.step()
+        llm.engine.step()
         n_pieces = log.pieces
         assert [token.id for token in stream][-1] is not None
         assert log.pieces == n_pieces
@@ -148,8 +148,8 @@ def test_a_cancelled_request_stops_its_encoding():
 def test_an_abandoned_request_stops_its_encoding():
     with seeing_llm("mlp", limits=BRIEF) as llm:
         stream, asked = started(llm, (picture(0), "C"))
-        asked[0]._request.abandon()
-        llm._engine.step()
+        asked[0].request.abandon()
+        llm.engine.step()
         assert idle(llm)
         stream.cancel()
 
@@ -237,7 +237,7 @@ def test_interrupted_by_ctrl_c(monkeypatch):
         vision, llm.vision.encoder._vision = llm.vision.encoder._vision, Hit()
         stream, (asked,) = started(llm, (picture(0), "C"))
         with pytest.raises(KeyboardInterrupt):
-            llm._engine.step_until(lambda: False)
+            llm.engine.step_until(lambda: False)
         assert [token.id for token in asked] == alone("mlp", (picture(0), "C"))
         stream.cancel()
 
@@ -246,9 +246,9 @@ def test_streams_go_on_while_a_sequence_waits_for_its_image():
     with seeing_llm("mlp", limits=BRIEF, cells=512) as llm:
         stream = llm.stream("AB", **LONG)
         next(stream)
-        before = len(stream._request.output.tokens)
+        before = len(stream.request.output.tokens)
         logits = llm.sequence((picture(0), "C")).logits
-        assert len(stream._request.output.tokens) - before > 10
+        assert len(stream.request.output.tokens) - before > 10
         with seeing_llm("mlp") as other:
             assert (logits == other.sequence((picture(0), "C")).logits).all()
         stream.cancel()
@@ -260,7 +260,7 @@ def test_a_sequence_that_is_closed_while_it_waits():
         stream = llm.stream("AB", callback=lambda _: sequence.close(), **LONG)
         with pytest.raises(stretto.InvalidRequest, match="is closed"):
             sequence.logits  # noqa: B018
-        assert llm._engine.cells.count(sequence.id) == 0
+        assert llm.engine.cells.count(sequence.id) == 0
         stream.cancel()
 
 
@@ -282,7 +282,7 @@ def test_from_within_a_callback():
 def test_text_before_an_image_is_computed_meanwhile():
     with seeing_llm("mlp", limits=BRIEF) as llm:
         _, (asked,) = started(llm, ("ABCDEFGH", picture(0), "C"), pieces=4)
-        assert llm._engine.cells.count(asked._request.decoder.track.id) == 8
+        assert llm.engine.cells.count(asked.request.decoder.track.id) == 8
         assert [token.id for token in asked] == alone("mlp", ("ABCDEFGH", picture(0), "C"))
 
 
@@ -326,5 +326,5 @@ def test_under_pressure():
     with seeing_llm("mlp", cells=100, limits=BRIEF) as llm:
         together = [result.tokens for result in llm.generate(prompts, **options)]
         assert llm.metrics.preempted
-        llm._engine.cells.check()
+        llm.engine.cells.check()
     assert together == [alone("mlp", prompt, **options) for prompt in prompts]

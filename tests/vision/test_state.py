@@ -203,7 +203,7 @@ class Life:
     def cancel(self):
         stream = self.llm.stream(prompt_of(self.parts(), self._images), **GREEDY)
         for _ in range(self._rng.randrange(3)):
-            self.llm._engine.step()
+            self.llm.engine.step()
         stream.cancel()
 
     def keep_open(self):
@@ -265,7 +265,7 @@ class Life:
                 self._rng.choice(actions)()
             except CacheFull:  # its own sequences are in the way
                 self.close_one()
-        self.llm._engine.cells.check()
+        self.llm.engine.cells.check()
         self.llm.close()
 
 

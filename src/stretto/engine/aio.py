@@ -32,7 +32,7 @@ class AsyncEventStream(Generic[Event]):
     def __init__(self, worker: Worker, make: Callable[[], Request[Any]]) -> None:
         self._worker = worker
         self._make = make
-        self._request: Request[Any] | None = None
+        self.request: Request[Any] | None = None
         self._events: deque[Event] = deque()
         self._news: LoopNotifier | None = None
 
@@ -40,11 +40,11 @@ class AsyncEventStream(Generic[Event]):
         return self
 
     async def __anext__(self) -> Event:
-        request = self._request
+        request = self.request
         if request is None or self._news is None:
             self._news = LoopNotifier()
             ((request,),) = await start(self._worker, self._begin, self._news)
-            self._request = request
+            self.request = request
         try:
             while not self._events and not request.finished:
                 await self._news.wait()
@@ -60,12 +60,12 @@ class AsyncEventStream(Generic[Event]):
     @property
     def progress(self) -> Progress | None:
         """How far it is; None before it has started."""
-        return None if self._request is None else progress_of([self._request], [self._request])
+        return None if self.request is None else progress_of([self.request], [self.request])
 
     @property
     def summary(self) -> Summary | None:
         """What it took so far; None before it has started."""
-        return None if self._request is None else summary_of([self._request], [self._request])
+        return None if self.request is None else summary_of([self.request], [self.request])
 
     def _begin(self) -> list[list[Request[Any]]]:
         request = self._make()
@@ -76,16 +76,16 @@ class AsyncEventStream(Generic[Event]):
         """The request, when all its events have been taken."""
         async for _ in self:
             pass
-        assert self._request is not None
-        return self._request
+        assert self.request is not None
+        return self.request
 
     def cancel(self) -> None:
         """End the generation within one step."""
-        if self._request is not None:
-            self._request.abandon()
+        if self.request is not None:
+            self.request.abandon()
 
     def __repr__(self) -> str:
-        state = "not started" if self._request is None else "ended" if self._request.finished else "running"
+        state = "not started" if self.request is None else "ended" if self.request.finished else "running"
         return f"<{type(self).__name__}, {state}>"
 
     async def aclose(self) -> None:

@@ -23,7 +23,7 @@ class EventStream(Generic[Event]):
 
     def __init__(self, engine: Engine, request: Request[Any]) -> None:
         self._engine = engine
-        self._request = request
+        self.request = request
         self._events: deque[Event] = request.output.events  # not taken yet
         request.single_steps = True
         try:
@@ -36,7 +36,7 @@ class EventStream(Generic[Event]):
         return self
 
     def __next__(self) -> Event:
-        request, events = self._request, self._events
+        request, events = self.request, self._events
         while True:
             ended = request.finished  # asked first: its last event is there by then
             if events:
@@ -58,14 +58,14 @@ class EventStream(Generic[Event]):
     def cancel(self) -> None:
         """End the request, from any thread; its cells are free then. Its events stay readable."""
         with self._engine.lock:
-            self._request.cancel()
+            self.request.cancel()
 
     def close(self) -> None:
         """The same as `cancel`, as generators have it."""
         self.cancel()
 
     def __repr__(self) -> str:
-        state = "ended" if self._request.finished else "running"
+        state = "ended" if self.request.finished else "running"
         return f"<{type(self).__name__}, {state}>"
 
     def __enter__(self) -> Self:
@@ -79,7 +79,7 @@ class EventStream(Generic[Event]):
     def __del__(self) -> None:
         # A forgotten stream would keep its cells for ever. This may be called in the
         # middle of anything, so the next step ends it.
-        self._request.abandon()
+        self.request.abandon()
 
 
 class TextStream(EventStream[Token]):
@@ -96,13 +96,13 @@ class TextStream(EventStream[Token]):
         """The whole result; finishes the generation first."""
         for _ in self:
             pass
-        result: Result = self._request.result()
+        result: Result = self.request.result()
         return result
 
     @property
     def text(self) -> str:
         """The text so far."""
-        output: TextOutput = self._request.decoder.output
+        output: TextOutput = self.request.decoder.output
         return output.text
 
     def __repr__(self) -> str:

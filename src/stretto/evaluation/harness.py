@@ -57,7 +57,7 @@ def settings_of(llm: LLM, name: str, model: str, chat: bool | None = None, kv: s
     benchmark = BENCHMARKS[name]
     if chat is None:
         chat = benchmark.prefers_chat and llm.has_template
-    fingerprint = llm._engine.fingerprint  # that of saved sequences
+    fingerprint = llm.engine.fingerprint  # that of saved sequences
     return {
         "benchmark": name,
         "version": VERSION,

@@ -20,6 +20,11 @@ class EngineModel(Verbs):
         self.tokenizer = tokenizer
 
     @property
+    def engine(self) -> Engine:
+        """The engine that runs the model's requests, for programs that step it or look inside."""
+        return self._engine
+
+    @property
     def spec(self) -> ModelSpec:
         """The model's shape."""
         return self._engine.runner.spec

@@ -85,7 +85,7 @@ def load(
             llm = cast(LLM, _make_encoder(opened, model, options))
         else:
             llm = _make_llm(opened, options, source)
-        llm._engine.runner.maps = opened.maps
+        llm.engine.runner.maps = opened.maps
         failed.pop_all()
     return llm
 

@@ -23,20 +23,20 @@ class ParallelStream(EventStream[ParallelStep]):
 
     def __init__(self, engine: Engine, run: Run) -> None:
         super().__init__(engine, run)
-        self._run = run
+        self.run = run
 
     @property
     def result(self) -> ParallelText:
         """The whole text; finishes the run first."""
         for _ in self:
             pass
-        text: ParallelText = self._run.result()
+        text: ParallelText = self.run.result()
         return text
 
     @property
     def so_far(self) -> ParallelText:
         """What has come up to now."""
-        return self._run.decoder.result()
+        return self.run.decoder.result()
 
 
 # Parallel runs for asyncio: steps to iterate with `async for`, texts to await.

@@ -173,7 +173,7 @@ def test_a_lone_request_runs_ahead_unasked_where_that_is_faster(ahead, monkeypat
     options = {"max_tokens": 12, "seed": 1, "ignore_eos": True}
     wanted = llm.generate(PROMPT, **options).tokens
     assert not calls, "not on a CPU"
-    (loop,) = [form for form in llm._engine.forms if isinstance(form, FusedLoop)]
+    (loop,) = [form for form in llm.engine.forms if isinstance(form, FusedLoop)]
     loop.gains = True
     assert llm.generate(PROMPT, **options).tokens == wanted
     assert calls
