@@ -47,9 +47,9 @@ ORDINARY_STORE = hub.Store.default()
 
 REAL_MODELS = {"smollm2_path", "gemma3_path"}  # fixtures
 
-# What `make test` leaves to `make test-all`: larger models, browsers, kernel sets beside the machine's best.
-FULL_FIXTURES = {"gemma3_path", "browser", "site"}
-SMALLER_KERNEL_SETS = set(_native.kernel_names()[1:])
+# What `make test` leaves to `make test-all`, beside slow tests and most of many cases: larger models,
+# browsers, and kernel sets beside the machine's best.
+FULL = {"gemma3_path", "browser", "site", *_native.kernel_names()[1:]}  # fixtures, and arguments of cases
 
 golden = pytest.StashKey[Counter]()
 cases = pytest.StashKey[Counter]()  # of each test with `one_in`, those that have been collected
@@ -110,11 +110,10 @@ def pytest_itemcollected(item):
 
 
 def is_full(item) -> bool:
-    """Whether a case belongs to `make test-all` alone, though its test does not say so itself."""
+    """Whether a case belongs to `make test-all` alone."""
     params = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    if not SMALLER_KERNEL_SETS.isdisjoint(value for value in params if isinstance(value, str)):
-        return True
-    if not FULL_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
+    names = {*getattr(item, "fixturenames", ()), *(value for value in params if isinstance(value, str))}
+    if item.get_closest_marker("slow") or not FULL.isdisjoint(names):
         return True
     if (marker := item.get_closest_marker("one_in")) is None:
         return False
@@ -136,7 +135,7 @@ def pytest_collection_modifyitems(config, items):
 
 def slow_files_first(items):
     """Reorder files: a long one that begins last would leave the other workers idle."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    slow = {item.path for item in items for name in ("slow", "real_model") if item.get_closest_marker(name)}
     items.sort(key=lambda item: item.path not in slow)
 
 

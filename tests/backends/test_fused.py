@@ -36,6 +36,7 @@ def both(llm, prompt, **options):
     return results
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     "options",
     [

@@ -26,7 +26,7 @@ class Real:
         self.close = close
 
 
-@pytest.fixture(scope="module", params=["smollm2", "gemma3"])
+@pytest.fixture(scope="module", params=["smollm2", pytest.param("gemma3", marks=pytest.mark.slow)])
 def real(request):
     path = request.getfixturevalue(f"{request.param}_path")
     answers = {"smollm2": "smollm2-135m-instruct-q4_1.json", "gemma3": "gemma-3-270m-q4_k_m.json"}

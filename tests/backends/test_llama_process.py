@@ -144,6 +144,7 @@ def test_calls_are_answered_by_the_other_process(package, path):
         llama.decode(rows(5))
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGILL, signal.SIGSEGV, signal.SIGKILL])
 @pytest.mark.parametrize("place", ["import", "load", "context"])
 def test_an_end_while_it_loads_is_an_error(package, path, place, number):

@@ -167,6 +167,7 @@ print(json.dumps([end - cache, peak - cache]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["smollm2_path", "gemma3_path"])
 def test_a_model_takes_little_more_than_its_file(model, request):
     path = request.getfixturevalue(model)

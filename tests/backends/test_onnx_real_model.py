@@ -13,6 +13,8 @@ pytest.importorskip("onnx")
 
 from stretto.export.folder import export_onnx
 
+pytestmark = pytest.mark.slow
+
 ANSWERS = Path(__file__).parent.parent / "data" / "golden" / "smollm2-135m-instruct-q4_1.json"
 
 

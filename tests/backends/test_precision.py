@@ -241,7 +241,7 @@ SETS = [
 
 @pytest.mark.golden
 @pytest.mark.parametrize("kernels", SETS)
-@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("name", ["smollm2", pytest.param("gemma3", marks=pytest.mark.slow)])
 def test_near_to_the_exact_answers(request, monkeypatch, name, kernels):
     """Beside the test of the same measure in test_same_bits.py, where 8 bits are at 0.05."""
     monkeypatch.setenv("STRETTO_KERNELS", kernels)

@@ -217,6 +217,7 @@ def real(smollm2_path):
 CHUNKS = {"whole": [300], "64": [64], "7": [7], "random": random_sizes(300, 90)}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("kv", "chunks"), [("f16", name) for name in CHUNKS] + [("q8", "64"), ("q8", "random")]
 )
@@ -232,6 +233,7 @@ def test_prefill_one_by_one(real):
     same(in_chunks(backend, real.tokens[:20], [1]), real.rows(range(20)))
 
 
+@pytest.mark.slow
 def test_each_kernel_set(real, kernels, monkeypatch):
     """Few and many columns are computed in different ways."""
     text = real.tokens[:33]
@@ -268,6 +270,7 @@ def test_batches(real, kv, n):
         same(run(backend, cells, batch)[:1], real.rows([position], kv=kv))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv", ["f16", "q8"])
 def test_a_long_context(real, kv):
     # Alone, a step's spans are shared out among the threads; beside 15 others they are not.
@@ -373,6 +376,7 @@ def llm(smollm2_path):
         yield found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "options",
     [{"temperature": 0}, {"temperature": 1.0, "seed": 7}, {"temperature": 0.8, "seed": 1 << 40, "top_k": 0}],

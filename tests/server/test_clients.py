@@ -15,6 +15,8 @@ import pytest
 import stretto
 from serving import STRETTO
 
+pytestmark = pytest.mark.slow
+
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 
 
