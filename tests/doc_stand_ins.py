@@ -113,7 +113,7 @@ class Loader:
             options["vision"] = "sketch"
         found = self._load(self._smollm2 if large else model, **options)
         if name in CATALOGUE and name.startswith("qwen3"):
-            found._template = _thinking_template(found)
+            found.template = _thinking_template(found)
         self._loaded.append(found)
         return found
 

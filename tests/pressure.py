@@ -41,7 +41,7 @@ class World:
         cells = engine.cells
         used = cells.positions >= 0
         assert np.array_equal(llm.backend.tokens[used], cells.tokens[used])
-        for entry in engine.runner.prefixes._entries.values():
+        for entry in engine.runner.prefixes.entries():
             assert cells.tokens[cells.view(entry.id)].tolist() == list(entry.items)
             assert cells.sequence_positions(entry.id).tolist() == list(range(len(entry.items)))
         for sequence in self.sequences:
@@ -51,7 +51,7 @@ class World:
             assert sequence.n_pending >= 0
             placed = cells.tokens[cells.view(sequence.id)].tolist()
             assert placed == sequence.tokens[: len(placed)]
-            n = len(sequence._track.exact_tokens())
+            n = len(sequence.track.exact_tokens())
             assert sequence.positions[:n] == list(range(n))
             if deep and len(sequence):
                 with suppress(CacheFull):

@@ -89,4 +89,4 @@ def decoded_logits(backend, name):
 
 def in_slots(batch, slots):
     """A placed batch whose rows advance the states in these slots."""
-    batch._placement = replace(batch.placement, slots=np.array(slots, np.int32))
+    batch.placed(replace(batch.placement, slots=np.array(slots, np.int32)))

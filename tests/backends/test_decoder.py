@@ -164,7 +164,7 @@ REFUSED = (ValueError, TypeError, RuntimeError)
 
 
 def tiny_decoder():
-    return NativeBackend(tiny_file("llama"), tiny_spec("llama"), 64, 2)._decoder
+    return NativeBackend(tiny_file("llama"), tiny_spec("llama"), 64, 2).decoder
 
 
 BAD_SPECS = {
@@ -596,4 +596,4 @@ def test_a_step_of_an_incomplete_model_is_refused():
 
 @pytest.fixture(scope="module")
 def tiny_step():
-    return NativeBackend(tiny_file("llama"), tiny_spec("llama"), 4, 1)._decoder
+    return NativeBackend(tiny_file("llama"), tiny_spec("llama"), 4, 1).decoder

@@ -82,7 +82,7 @@ def test_matrices_behind_the_mean(make):
 
 
 def test_a_decode_step_of_an_encoder_is_refused():
-    decoder = native("bert")._decoder
+    decoder = native("bert").decoder
     one, view = [0], [np.zeros(1, np.int32)]
     with pytest.raises(ValueError, match="both directions"):
         decoder.decode(one, one, one, view, [1], np.zeros(128, np.int32))

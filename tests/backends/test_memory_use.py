@@ -206,7 +206,7 @@ def test_the_system_gets_the_memory_back(smollm2_path):
     # Not only the process's own heap: the next model may need it, or another program.
     for _ in range(3):
         llm = stretto.load(smollm2_path, cells=64)
-        weights, loaded = llm.backend._decoder.weight_bytes, resident()
+        weights, loaded = llm.backend.decoder.weight_bytes, resident()
         assert weights > 80 * MIB
         llm.close()
         assert loaded - resident() > 0.9 * weights
@@ -255,5 +255,5 @@ def test_forward_does_not_grow():
     for _ in range(60):
         text_logits(backend, text)
     assert settled() - before < 8 * MIB  # the rows of sixty texts are 20
-    assert backend._decoder.cache_bytes == 3 * 2 * 2 * 1024 * 2 * 16
+    assert backend.decoder.cache_bytes == 3 * 2 * 2 * 1024 * 2 * 16
     backend.close()

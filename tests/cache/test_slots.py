@@ -143,10 +143,10 @@ class AgainstTexts(RuleBasedStateMachine):
             tokens = tuple(self.tokens(sequence))
             for slot in view:
                 assert self.contents[slot] == tokens[: self.slots.positions[slot]]
-        for entry in self.prefixes._entries.values():
+        for entry in self.prefixes.entries():
             assert list(entry.items) == self.tokens(entry.id)
             assert entry.id in self.slots.parked
-        assert self.slots.parked <= set(self.prefixes._entries)
+        assert self.slots.parked <= {entry.id for entry in self.prefixes.entries()}
 
 
 TestAgainstTexts = AgainstTexts.TestCase

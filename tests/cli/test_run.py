@@ -76,7 +76,7 @@ def recording():
 def without_template():
     """The same, as a base model."""
     llm, prompt = recording()
-    llm._template = None
+    llm.template = None
     return llm, prompt
 
 

@@ -25,7 +25,7 @@ FUNCTION = {"name": "look", "parameters": {"type": "object", "properties": {"at"
 @pytest.fixture(scope="module")
 def models():
     llm = mock_llm("Hi")
-    return {"mock": TextModel(llm.tokenizer, llm._template)}
+    return {"mock": TextModel(llm.tokenizer, llm.template)}
 
 
 def dumped(**fields):

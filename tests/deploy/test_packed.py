@@ -117,8 +117,8 @@ def test_a_model_computes_the_same_bits_with_shared_weights(store_home, name):
 
 def test_no_memory_of_the_process_holds_weights():
     own, shared = native("llama", shared=False), native("llama", shared=True)
-    assert own._decoder.weight_bytes > 0
-    assert shared._decoder.weight_bytes == 0
+    assert own.decoder.weight_bytes > 0
+    assert shared.decoder.weight_bytes == 0
 
 
 def test_a_packed_file_that_is_cut_while_it_is_used_is_an_error(store_home, smollm2_path):
@@ -131,7 +131,7 @@ def test_a_packed_file_that_is_cut_while_it_is_used_is_an_error(store_home, smol
 
 
 def test_the_native_core_refuses_bytes_that_are_no_packed_matrix():
-    decoder = native("llama", shared=False)._decoder
+    decoder = native("llama", shared=False).decoder
     name, rows, columns = next(one for one in decoder.tensors() if one[2])
     for data in (np.zeros(64, np.uint8), decoder.packed(name)[1:]):
         with pytest.raises(ValueError, match="not the packed bytes"):

@@ -118,7 +118,7 @@ def test_no_report_raises(report):
 
 def test_no_hostile_body_raises_in_the_router():
     llm, rng = mock_llm("Hi"), random.Random(11)
-    models = {"mock": TextModel(llm.tokenizer, llm._template)}
+    models = {"mock": TextModel(llm.tokenizer, llm.template)}
     router, replicas = made(), [FakeReplica(name) for name in "abc"]
     whole = json.dumps({"model": "mock", "messages": SAID, "previous_response_id": "r", "tools": []}).encode()
 
@@ -182,8 +182,8 @@ def routed(handle, body, headers=()):
 @pytest.fixture
 def known(monkeypatch):
     llm = mock_llm("Hi")
-    found = KnownModels(lambda path: TextModel(llm.tokenizer, llm._template))
-    found._models["mock"] = TextModel(llm.tokenizer, llm._template)
+    found = KnownModels(lambda path: TextModel(llm.tokenizer, llm.template))
+    found._models["mock"] = TextModel(llm.tokenizer, llm.template)
     monkeypatch.setattr("stretto.deploy.router.MODELS", found)
     return found
 

@@ -507,7 +507,7 @@ def test_chat_uses_the_template():
 
 def test_chat_without_a_template():
     llm = mock_llm("Hi")
-    llm._template = None
+    llm.template = None
     with pytest.raises(Unsupported, match=r"no chat template; llm\.generate continues"):
         llm.chat([{"role": "user", "content": "x"}])
 

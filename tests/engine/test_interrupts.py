@@ -101,22 +101,25 @@ def test_cells_and_states_stay_together(edit):
 
 def test_an_interrupted_prefix_cache_finds_what_is_there():
     def make():
-        prefixes = PrefixCache(filled())
+        cells = filled()
+        prefixes = PrefixCache(cells)
         prefixes.park(1, range(6))
-        return prefixes
+        return cells, prefixes
 
-    def act(prefixes):
+    def act(made):
+        _, prefixes = made
         prefixes.park(2, range(3, 6))
         prefixes.evict(36)
         prefixes.clear()
 
-    def check(prefixes):
-        prefixes._cells.repair(anyway=True)
+    def check(made):
+        cells, prefixes = made
+        cells.repair(anyway=True)
         prefixes.repair()
-        prefixes._cells.check()
+        cells.check()
         for entry in prefixes.entries():
             assert prefixes.find(entry.items, entry.domain) == (entry.id, len(entry.items))
-            assert prefixes._cells.count(entry.id) == len(entry.items)
+            assert cells.count(entry.id) == len(entry.items)
 
     assert interrupted_everywhere(make, act, check) > 20
 

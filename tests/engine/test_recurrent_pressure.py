@@ -37,7 +37,7 @@ class RecurrentWorld(World):
         llm, runner = self.llm, self.llm.engine.runner
         check(llm)
         assert llm.cache.stats().checkpoints <= CHECKPOINTS
-        for entry in runner.prefixes._entries.values():
+        for entry in runner.prefixes.entries():
             assert runner.cells.tokens[runner.cells.view(entry.id)].tolist() == list(entry.items)
         for sequence in self.sequences:
             if sequence.closed:

@@ -34,7 +34,7 @@ def forged(llm, path):
     """A whole file with right checksums, whose K and V are not those of its tokens."""
     seq = llm.sequence(prompt(12, seed=1))
     seq.logits  # noqa: B018
-    seq._track.tokens = prompt(12)
+    seq.track.tokens = prompt(12)
     seq.save(path)
     seq.close(park=False)
 
@@ -79,5 +79,5 @@ def test_a_restored_sequence_that_is_preempted_goes_on(llm, path):
         wanted = [seq.step(**OPEN).token for _ in range(4)]
     restored = llm.restore(path)
     with llm.engine.lock:
-        llm.engine.runner.release(restored._track)
+        llm.engine.runner.release(restored.track)
     assert [restored.step(**OPEN).token for _ in range(4)] == wanted

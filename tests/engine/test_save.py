@@ -78,7 +78,7 @@ def test_goes_on_as_if_nothing_had_happened(make, path):
     seq = llm.sequence(prompt(20), seed=7)
     for _ in range(5):
         seq.step(**OPEN)
-    seq._track.exact = 11
+    seq.track.exact = 11
     seq.save(path)
     other = make()
     other.sequence(prompt(9)).logits  # noqa: B018  # other cells than in the first
@@ -86,7 +86,7 @@ def test_goes_on_as_if_nothing_had_happened(make, path):
     assert restored.tokens == seq.tokens
     assert restored.positions == seq.positions == list(range(25))
     assert (restored.n_prompt, restored.position, restored.n_pending) == (20, 25, 0)
-    assert (restored._track.exact, seq._track.exact) == (11, 11)
+    assert (restored.track.exact, seq.track.exact) == (11, 11)
     agree(llm, restored.logits, seq.logits)
     options = {**OPEN, "repetition_penalty": 1.3, "presence_penalty": 0.5}  # these look at the history
     assert [restored.step(**options) for _ in range(12)] == [seq.step(**options) for _ in range(12)]

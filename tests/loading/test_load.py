@@ -129,8 +129,8 @@ def test_what_is_asked_for_is_what_runs(smollm2_path, kv, threads):
         assert opened.backend.threads == threads
         assert opened.backend.n_cells == 100
         per_head = {"f16": 2 * 64, "q8": 2 * 34, "f32": 4 * 64}[kv]
-        assert opened.backend._decoder.cache_bytes == 30 * 2 * 3 * 100 * per_head
-        assert opened.backend._decoder.weight_bytes == 0  # they stay in the file
+        assert opened.backend.decoder.cache_bytes == 30 * 2 * 3 * 100 * per_head
+        assert opened.backend.decoder.weight_bytes == 0  # they stay in the file
         assert opened.tokenizer.n_vocab == opened.backend.spec.n_vocab
         assert opened.template is not None
     finally:

@@ -33,7 +33,7 @@ def decoder(request):
         yield None
         return
     backend = NativeBackend(tiny_file("llama"), tiny_spec("llama"), 64, request.param)
-    yield backend._open
+    yield backend.decoder
     backend.close()
 
 

@@ -54,7 +54,7 @@ def test_templates_get_the_operators_arguments():
     def opener(entry):
         llm = mock_llm("abc")
         text = "{{ messages[-1].content }}{% if style %}:{{ style }}{% endif %}"
-        llm._template = ChatTemplate(text, llm.tokenizer.specials)
+        llm.template = ChatTemplate(text, llm.tokenizer.specials)
         return llm
 
     with visiting(opener, template_arguments={"style": "short", "unread": 1}) as (_, web):

@@ -479,7 +479,7 @@ def test_keys_come_from_three_places(tmp_path, monkeypatch):
 def test_without_a_chat_template_the_endpoint_that_continues_texts_is_named():
     def without_template(entry):
         llm = mock("yes")(entry)
-        llm._template = None
+        llm.template = None
         return llm
 
     raw = {"model": "mock", "prompt": "Hi", "raw": True, "stream": False}

@@ -43,7 +43,7 @@ def compiler(smollm2_path):
 def walk(compiler, grammar, rng, most=400):
     """A text of allowed tokens, each as probable as any other; None where it had to be given up."""
     guide = compiler.compile(grammar).guide()
-    data = b"".join(map(compiler._tokenizer.token_bytes, guide.begin()))
+    data = b"".join(map(compiler.tokenizer.token_bytes, guide.begin()))
     for _ in range(most):
         if guide.done:
             break
@@ -52,7 +52,7 @@ def walk(compiler, grammar, rng, most=400):
         if ends and rng.random() < 0.2:
             break
         token = rng.choice([token for token in allowed.tolist() if token not in guide.ends])
-        data += b"".join(map(compiler._tokenizer.token_bytes, [token, *guide.push(token)]))
+        data += b"".join(map(compiler.tokenizer.token_bytes, [token, *guide.push(token)]))
     assert guide.done or guide.accepting
     return json.loads(data)
 
@@ -72,7 +72,7 @@ def test_items_differ_in_random_texts(compiler, name, whitespace):
 
 
 def test_a_draft_that_repeats_an_item_is_cut(compiler):
-    tokenizer = compiler._tokenizer
+    tokenizer = compiler.tokenizer
     guide = compiler.compile(Grammar.json({"type": "array", "uniqueItems": True})).guide()
     ids = tokenizer.encode('["a", "b", "a"]')
     n_valid = guide.n_valid(ids)
@@ -81,14 +81,14 @@ def test_a_draft_that_repeats_an_item_is_cut(compiler):
 
 
 def test_escapes_do_not_hide_a_repetition(compiler):
-    tokenizer = compiler._tokenizer
+    tokenizer = compiler.tokenizer
     guide = compiler.compile(Grammar.json({"type": "array", "uniqueItems": True})).guide()
     ids = tokenizer.encode('["a", "\\u0061"]')
     assert guide.n_valid(ids) < len(ids)
 
 
 def test_a_token_that_would_repeat_an_item_is_refused(compiler):
-    tokenizer = compiler._tokenizer
+    tokenizer = compiler.tokenizer
     guide = compiler.compile(Grammar.json({"type": "array", "uniqueItems": True})).guide()
     for token in tokenizer.encode('["a", "a'):
         guide.push(token)
@@ -99,7 +99,7 @@ def test_a_token_that_would_repeat_an_item_is_refused(compiler):
 
 
 def test_a_fork_keeps_its_own_items(compiler):
-    tokenizer = compiler._tokenizer
+    tokenizer = compiler.tokenizer
     guide = compiler.compile(Grammar.json({"type": "array", "uniqueItems": True})).guide()
     for token in tokenizer.encode("[1, "):
         guide.push(token)

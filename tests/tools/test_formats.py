@@ -51,7 +51,7 @@ def noise(tokenizer):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_template_shows_its_format(name):
     llm = make(FAMILIES[name])
-    layout = call_format(llm._template, llm.tokenizer)
+    layout = call_format(llm.template, llm.tokenizer)
     assert layout.name in (name, "learned")
 
 

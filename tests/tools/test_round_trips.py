@@ -65,7 +65,7 @@ ARGUMENTS = st.fixed_dictionaries(
 def family(name):
     llm = make(FAMILIES[name])
     tokenizer = llm.tokenizer
-    layout = call_format(llm._template, tokenizer)
+    layout = call_format(llm.template, tokenizer)
     compiler = Compiler(tokenizer, tokenizer.n_vocab)
     compiled = compiler.compile(required_calls(layout, TOOLS, one=False))
     return tokenizer, layout, compiled, CallReader(layout, tokenizer, tools=TOOLS)

@@ -393,7 +393,7 @@ def test_reading_never_fails():
     ]
     for name in KNOWN:
         llm = make(name, noise)
-        reader = CallReader(call_format(llm._template, llm.tokenizer), llm.tokenizer)
+        reader = CallReader(call_format(llm.template, llm.tokenizer), llm.tokenizer)
         for _ in range(300):
             text = "".join(rng.choice(pieces, rng.integers(1, 30)))
             said, calls = reader.read_text(text)

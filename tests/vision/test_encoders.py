@@ -129,17 +129,17 @@ def test_pieces_that_are_wrong():
     seen, none = [np.empty_like(x) for _ in "qkv"], np.empty((0, 0, 2), np.float32)
     for first, last in ((0, 0), (3, 2), (0, x.shape[1] + 1)):
         with pytest.raises(ValueError, match="out of range"):
-            encoder._open.look("v.blk.0.", x, *seen, none, first, last)
+            encoder.native.look("v.blk.0.", x, *seen, none, first, last)
     with pytest.raises(ValueError, match="wrong size"):
-        encoder._open.mix("v.blk.0.", x, *seen[:2], np.empty((1, 1, 4), np.float32), 0, 1)
+        encoder.native.mix("v.blk.0.", x, *seen[:2], np.empty((1, 1, 4), np.float32), 0, 1)
     with pytest.raises(ValueError, match="incomplete"):
-        encoder._open.mix("v.blk.9.", x, *seen, 0, 1)
+        encoder.native.mix("v.blk.9.", x, *seen, 0, 1)
     rotated = native("pixtral")
     x = rotated.embed(*patches("pixtral", 0))
     with pytest.raises(ValueError, match="rotation of the wrong size"):
-        rotated._open.look("v.blk.0.", x, *(np.empty_like(x) for _ in "qkv"), none, 0, 1)
+        rotated.native.look("v.blk.0.", x, *(np.empty_like(x) for _ in "qkv"), none, 0, 1)
     with pytest.raises(ValueError, match="not in a head"):
-        rotated._open.set_attention(1.0, False, np.array([[0, 8]], np.int32))
+        rotated.native.set_attention(1.0, False, np.array([[0, 8]], np.int32))
 
 
 # -- planted errors --
@@ -201,7 +201,7 @@ class Shortened:
 
     def __init__(self, encoder):
         self.spec, self._encoder = encoder.spec, encoder
-        found = getattr(encoder, "weights", None) or encoder._kept
+        found = getattr(encoder, "weights", None) or encoder.kept
         found["v.position_embd.weight"] = found["v.position_embd.weight"][1:]
 
     def __getattr__(self, name):

@@ -196,8 +196,8 @@ def test_penalties_count_text_alone():
         last.append(picture(1))
         n = sum(isinstance(token, ImageToken) for token in last.tokens)
         assert (last.n_prompt, n) == (3, 16)
-        assert first._track.text_tokens == ([*first.tokens[:3]], 3)
-        assert last._track.text_tokens == ([*first.tokens[:3]], 3)
+        assert first.track.text_tokens == ([*first.tokens[:3]], 3)
+        assert last.track.text_tokens == ([*first.tokens[:3]], 3)
         options = {**GREEDY, "presence_penalty": 2.0}
         assert llm.generate(first, **options).tokens == llm.generate(last, **options).tokens
 

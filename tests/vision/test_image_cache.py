@@ -68,7 +68,7 @@ def test_the_file_is_safetensors(place):
 def test_another_encoder_or_kernel_set_has_files_of_its_own(place):
     ask(place)
     with seeing_llm("mlp", image_cache=ImageCache(folder=place)) as llm:
-        llm.vision._fingerprint = lambda: "another file"
+        llm.vision.fingerprint = lambda: "another file"
         llm.generate((picture(0), "AB"), **GREEDY)
         assert llm.vision.n_encoded == 1
     with seeing_llm("mlp", image_cache=ImageCache(folder=place)) as llm:

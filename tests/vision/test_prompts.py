@@ -223,7 +223,7 @@ def test_a_model_without_vision():
 
 def test_a_language_model_without_the_tokens():
     with seeing_llm("gemma3") as llm:
-        llm.vision._tokenizer = mock_llm("x").tokenizer
+        llm.vision.tokenizer = mock_llm("x").tokenizer
         with pytest.raises(ModelError, match="<start_of_image>"):
             llm.sequence((picture(0),))
 
@@ -250,7 +250,7 @@ def test_one_changed_pixel_is_another_picture():
 def test_parked_images_keep_no_pixels():
     with seeing_llm("mlp") as llm:
         llm.generate((picture(0), "AB"), **GREEDY)
-        entries = llm.engine.runner.prefixes._entries.values()
+        entries = llm.engine.runner.prefixes.entries()
         tokens = [item for entry in entries for item in entry.items if isinstance(item, ImageToken)]
         assert len(tokens) == 16
         assert all(token.image is None for token in tokens)

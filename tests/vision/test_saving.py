@@ -126,7 +126,7 @@ def test_computed_again_from_the_file_alone(path):
         sequence.save(path)
     with seeing_llm("mlp", prefix_cache=False) as llm:
         restored = llm.restore(path)
-        restored._runner.release(restored._track)
+        restored._runner.release(restored.track)
         assert restored.n_pending == len(restored)
         assert (restored.logits == logits).all()
         assert llm.vision.n_encoded == 0
@@ -148,7 +148,7 @@ def test_another_encoder_finds_nothing_of_it(path):
     with seeing_llm("mlp") as llm:
         llm.sequence((picture(0), "AB")).save(path)
     with seeing_llm("mlp") as llm:
-        llm.vision._fingerprint = lambda: "another"
+        llm.vision.fingerprint = lambda: "another"
         llm.restore(path)
         assert llm.generate((picture(0), "AB"), max_tokens=1).usage.cached_tokens == 0
 

@@ -24,8 +24,8 @@ class Log:
         self.pieces, self.batches, self.steps = 0, [], 0
         work, piece, next_batch = (
             queue.EncodingQueue.work,
-            llm.vision._queue._run_slice,
-            llm.vision._queue._next_batch,
+            llm.vision.queue.run_slice,
+            llm.vision.queue.next_batch,
         )
         self.most = 0
 
@@ -40,12 +40,12 @@ class Log:
 
         def worked(wanted, seconds, alone):
             before = self.pieces
-            work(llm.vision._queue, wanted, seconds, alone)
+            work(llm.vision.queue, wanted, seconds, alone)
             self.steps += self.pieces > before
             self.most = max(self.most, self.pieces - before)
 
-        llm.vision._queue._run_slice, llm.vision._queue._next_batch = counted, batched
-        llm.vision._queue.work = worked
+        llm.vision.queue.run_slice, llm.vision.queue.next_batch = counted, batched
+        llm.vision.queue.work = worked
 
 
 @pytest.fixture(autouse=True)
@@ -60,11 +60,11 @@ def alone(name, prompt, **options):
 
 def idle(llm):
     """Whether nothing is being encoded, and nobody holds vectors."""
-    encodings = llm.vision._queue
+    encodings = llm.vision.queue
     pictures = [
         one for one in gc.get_objects() if isinstance(one, queue.EncodedImage) and one.maker is llm.vision
     ]
-    return not encodings._jobs and encodings._batch is None and not any(one.ready for one in pictures)
+    return not encodings.jobs and encodings.batch is None and not any(one.ready for one in pictures)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -127,7 +127,7 @@ def started(llm, *prompts, pieces=3, **options):
     asked = [llm.stream(prompt, **(options or GREEDY)) for prompt in prompts]
     for _ in range(pieces):
         llm.engine.step()
-    assert llm.vision._queue._batch is not None
+    assert llm.vision.queue.batch is not None
     return stream, asked
 
 
@@ -175,7 +175,7 @@ def test_one_of_two_is_given_up():
     """The other one's tiles go on, with the same bits."""
     with seeing_llm("mlp", limits=BRIEF, cells=512) as llm:
         stream, (first, second) = started(llm, (picture(0), "C"), (picture(1), "C"), pieces=5)
-        assert len(llm.vision._queue._batch.jobs) == 2
+        assert len(llm.vision.queue.batch.jobs) == 2
         first.cancel()
         assert [token.id for token in second] == alone("mlp", (picture(1), "C"))
         assert llm.vision.n_encoded == 1
@@ -185,7 +185,7 @@ def test_one_of_two_is_given_up():
 def test_one_of_two_who_wait_for_the_same_picture():
     with seeing_llm("mlp", limits=BRIEF, cells=512) as llm:
         stream, (first, second) = started(llm, (picture(0), "C"), ("A", picture(0), "C"), pieces=5)
-        assert len(llm.vision._queue._batch.jobs) == 1
+        assert len(llm.vision.queue.batch.jobs) == 1
         first.cancel()
         assert [token.id for token in second] == alone("mlp", ("A", picture(0), "C"))
         assert llm.vision.n_encoded == 1
@@ -222,7 +222,7 @@ def test_what_goes_wrong_ends_those_who_wait_for_it(monkeypatch):
 def test_interrupted_by_ctrl_c(monkeypatch):
     """How far a piece came is not known: it is done again."""
     with seeing_llm("mlp", limits=BRIEF, cells=512) as llm:
-        piece, hits = llm.vision.encoder._vision.mix, [4]
+        piece, hits = llm.vision.encoder.native.mix, [4]
 
         class Hit:
             def __getattr__(self, name):
@@ -234,7 +234,7 @@ def test_interrupted_by_ctrl_c(monkeypatch):
                 if not hits[0]:
                     raise KeyboardInterrupt
 
-        vision, llm.vision.encoder._vision = llm.vision.encoder._vision, Hit()
+        vision, llm.vision.encoder.native = llm.vision.encoder.native, Hit()
         stream, (asked,) = started(llm, (picture(0), "C"))
         with pytest.raises(KeyboardInterrupt):
             llm.engine.step_until(lambda: False)

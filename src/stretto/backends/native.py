@@ -63,19 +63,19 @@ class NativeBackend:
         self.precision = precision
         self.placement = placement  # why weights are packed or not, where that was chosen
         repack = repack if placement is None else placement.repack
-        self._decoder: _native.Decoder | None = _native.Decoder(
+        self.decoder: _native.Decoder | None = _native.Decoder(
             plain, n_cells, kv, threads, kernel_sets.chosen(), precision, n_slots
         )
-        self.n_slots, self.slot_bytes = self._decoder.n_slots, self._decoder.slot_bytes
+        self.n_slots, self.slot_bytes = self.decoder.n_slots, self.decoder.slot_bytes
         self.slot_layout = f"native f32, {spec.state_layout}"
         self._adapters: dict[str, int] = {}  # their numbers in the decoder
         self._sampled_with: list[SamplingParams] = []  # of the last rows, and the numbers of the chain
         self._numbers: list[tuple[float, int, float, float]] = []
-        self.cell_bytes = self._decoder.cell_bytes
+        self.cell_bytes = self.decoder.cell_bytes
         layout = f"native {kv}" if precision == "standard" else f"native {kv}, {precision} precision"
         self.cell_layout = f"{layout}, {spec.kv_layout}"
         is_shared = placement is not None and placement.shared
-        formats = load_weights(self._decoder, file, spec, repack, is_shared)
+        formats = load_weights(self.decoder, file, spec, repack, is_shared)
         self._quantized = {  # matrices that are multiplied with activations of 8 bits
             name for name, kind in formats.items() if kind not in FLOATS and precision == "standard"
         }
@@ -93,12 +93,12 @@ class NativeBackend:
     @property
     def active_threads(self) -> int:
         """Threads of the last batch: fewer than `threads` while other processes use the cores."""
-        return self._decoder.active_threads if self._decoder else 0
+        return self.decoder.active_threads if self.decoder else 0
 
     def forward(self, batch: Batch) -> Floats:
         """float32[n_wanted, n_vocab]."""
         if isinstance(batch, Decoding) and batch.rotated is None:
-            return (self._decoder or self._open).decode(
+            return (self.decoder or self._open).decode(
                 batch.ids,
                 batch.places,
                 batch.taken,
@@ -254,13 +254,13 @@ class NativeBackend:
 
     def close(self) -> None:
         """Free weights, cache and threads."""
-        self._decoder = None
+        self.decoder = None
 
     @property
     def _open(self) -> _native.Decoder:
-        if self._decoder is None:
+        if self.decoder is None:
             raise InvalidRequest("the model is closed; load it again")
-        return self._decoder
+        return self.decoder
 
     def _run(
         self, batch: Batch, hidden: bool, layers: Sequence[int] = (), states: Floats | None = None

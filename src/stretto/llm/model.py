@@ -77,7 +77,7 @@ class LLM(Texts, Scoring, EngineModel):
         super().__init__(Engine(backend, tokenizer, limits, prefix_cache, fingerprint), tokenizer)
         self._engine.runner.images = self.vision = vision  # what encodes images, or None
         self._engine.reasoning = None if template is None else find_reasoning(template.source, tokenizer)
-        self._template = template
+        self.template = template
         self.defaults = Options(**(defaults or {}))  # for options that a call does not name
         self.route = route  # what runs the model, what else could, and why not; None if it was not loaded
         self.cells = CellTable(self._engine)  # copy, remove, keep, clear by `seq.id`

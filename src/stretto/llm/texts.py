@@ -141,7 +141,7 @@ class Texts:
 
     _engine: Engine
     _worker: Worker  # steps for asynchronous callers
-    _template: ChatTemplate | None
+    template: ChatTemplate | None
     tokenizer: Tokenizer
     defaults: Options
 
@@ -310,25 +310,25 @@ class Texts:
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         return conversation_ids(
-            self._engine, self._template, messages, template, variables, cache_salt, continue_final
+            self._engine, self.template, messages, template, variables, cache_salt, continue_final
         )
 
     @property
     def has_template(self) -> bool:
         """Whether the model has a chat template, so that it can `chat`."""
-        return self._template is not None
+        return self.template is not None
 
     @property
     def template_variables(self) -> frozenset[str]:
         """The variables that the chat template reads beside the messages, such as `enable_thinking`."""
-        return frozenset() if self._template is None else frozenset(self._template.variables)
+        return frozenset() if self.template is None else frozenset(self.template.variables)
 
     def thinking(self, think: bool | str) -> dict[str, Any]:
         """The template arguments that turn thinking on or off, or set its effort, by this model's names.
 
         >>> llm.chat(messages, template=llm.thinking(False))
         """
-        return thinking_arguments(known_template(self._template), think)
+        return thinking_arguments(known_template(self.template), think)
 
     @overload
     def chat(
@@ -445,7 +445,7 @@ class Texts:
         chosen = {"reasoning": True, **self._chosen(options, keywords)}
         known = chosen.pop("template", None)
         arguments = known if template is None else template
-        plan = plan_tools(self._template, self.tokenizer, *tools)
+        plan = plan_tools(self.template, self.tokenizer, *tools)
         prompt: list[int] | Sequence
         if not isinstance(messages, Sequence):
             salt = chosen.get("cache_salt")
@@ -474,7 +474,7 @@ class Texts:
         """
         from stretto.tools.plan import plan_tools
 
-        return plan_tools(self._template, self.tokenizer, tools, tool_choice, parallel)
+        return plan_tools(self.template, self.tokenizer, tools, tool_choice, parallel)
 
     async def atool_plan(
         self,

@@ -84,7 +84,7 @@ class Compiler:
     """Compiles grammars for one tokenizer, with an LRU cache. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, n_vocab: int) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._n_vocab = n_vocab  # of the logits
         self._matched: LLTokenizer | None = None  # the vocabulary for the library
         self._cache: OrderedDict[Grammar, Compiled | InvalidGrammar] = OrderedDict()
@@ -136,14 +136,14 @@ class Compiler:
     def _vocabulary(self) -> LLTokenizer:
         with self._lock:
             if self._matched is None:
-                self._matched = wrap_tokenizer(self._tokenizer)
+                self._matched = wrap_tokenizer(self.tokenizer)
             return self._matched
 
     def _compile(self, given: Grammar, tokenizer: LLTokenizer) -> Compiled:
         grammar = given.prepared()
         matcher = _matcher(grammar, tokenizer)
         unique = self._unique(grammar)
-        guide = Guide(matcher, self._n_vocab, tokenizer.vocab_size, self._tokenizer.end_ids, unique)
+        guide = Guide(matcher, self._n_vocab, tokenizer.vocab_size, self.tokenizer.end_ids, unique)
         # The first mask is computed here: a grammar that no text fits fails now, and later steps are warm.
         first = guide.fork()
         try:
@@ -164,7 +164,7 @@ class Compiler:
             return None
         with self._lock:
             if self._table is None:
-                self._table = TokenTable(self._tokenizer.all_bytes())
+                self._table = TokenTable(self.tokenizer.all_bytes())
         return UniqueItems(json.loads(grammar.text), self._table)
 
 
@@ -197,12 +197,12 @@ class _Vocabulary:
             self.tokens.append(b"<end>")
         self.eos_token_id = self.ends[0] if tokenizer.eos_id is None else tokenizer.eos_id
         self.greedy: Callable[[str], list[int]] | None = None
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
 
     def __call__(self, text: str) -> list[int]:
         """The ids of forced text. An exception here would end the library's thread."""
         try:
-            return self._tokenizer.encode_inside(text)
+            return self.tokenizer.encode_inside(text)
         except Exception:  # the vocabulary cannot express it as text, but perhaps by bytes
             return self.greedy(text) if self.greedy else []
 

@@ -40,10 +40,10 @@ class NativeEncoder:
         vision = _native.Vision(
             spec.n_embd, spec.n_ff, spec.n_head, spec.norm_eps, spec.activation, threads, kernels, precision
         )
-        self._vision: _native.Vision | None = vision
+        self.native: _native.Vision | None = vision
         # Kernel sets and precisions have bits of their own.
         self.name = f"native {REVISION} {vision.kernels}" + " high" * (precision == "high")
-        self._kept = {name: file.tensors[name].dequantize() for name in spec.tensors() if name in KEPT}
+        self.kept = {name: file.tensors[name].dequantize() for name in spec.tensors() if name in KEPT}
         vision.set_attention(spec.scale, spec.value_norm, rope_pairs(spec) if spec.rope else NO_PAIRS)
         for name, limits in spec.clamps:
             vision.set_clamp(name, *limits)
@@ -81,10 +81,10 @@ class NativeEncoder:
         """[n, patches, patch_numbers] → [n, positions, n_embd]."""
         x = self.multiply(patches, "v.patch_embd")
         if self.spec.class_token:
-            first = np.broadcast_to(self._kept["v.class_embd"], (len(x), 1, self.spec.n_embd))
+            first = np.broadcast_to(self.kept["v.class_embd"], (len(x), 1, self.spec.n_embd))
             x = np.concatenate((first, x), axis=1)
         if self.spec.positions:
-            x += position_rows(self._kept["v.position_embd.weight"], self.spec, grid)
+            x += position_rows(self.kept["v.position_embd.weight"], self.spec, grid)
         return self.norm(x, "v.pre_ln") if self.spec.pre_norm else x
 
     def join(self, parts: Sequence[Floats]) -> Floats:
@@ -114,7 +114,7 @@ class NativeEncoder:
 
     def close(self) -> None:
         """Free weights and threads."""
-        self._vision = None
+        self.native = None
 
     def multiply(self, x: Floats, name: str, activation: str = "") -> Floats:
         """A matrix, its bias, an activation."""
@@ -126,7 +126,7 @@ class NativeEncoder:
 
     def vector(self, name: str) -> Floats | None:
         """A vector of the file."""
-        return self._kept.get(name)
+        return self.kept.get(name)
 
     def _rotation(self, grid: Grid) -> Floats:
         """Of the grid that is being encoded; computed once for all its blocks."""
@@ -137,6 +137,6 @@ class NativeEncoder:
 
     @property
     def _open(self) -> _native.Vision:
-        if self._vision is None:
+        if self.native is None:
             raise InvalidRequest("the model is closed; load it again")
-        return self._vision
+        return self.native

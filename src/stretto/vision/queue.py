@@ -154,8 +154,8 @@ class EncodingQueue:
         self.encoder = encoder
         self.n_encoded = 0
         self._cache = cache
-        self._jobs: dict[bytes, _Job] = {}
-        self._batch: _Batch | None = None
+        self.jobs: dict[bytes, _Job] = {}
+        self.batch: _Batch | None = None
         self._slices: Iterator[None] = iter(())
         self._lock = RLock()
 
@@ -164,55 +164,55 @@ class EncodingQueue:
         until = time.perf_counter() + seconds
         with self._lock:
             self._update_jobs([image for image in wanted if isinstance(image, EncodedImage)])
-            while self._jobs:
-                self._run_slice(SLICE_ROWS if alone else SHARED_SLICE_ROWS)
+            while self.jobs:
+                self.run_slice(SLICE_ROWS if alone else SHARED_SLICE_ROWS)
                 if time.perf_counter() >= until:
                     return
 
     def vectors(self, image: EncodedImage) -> Floats:
         """float32[n, n_vector] of one image, encoded before this returns; other jobs stay in the queue."""
         with self._lock:
-            others = [other for job in self._jobs.values() for other in job.images]
+            others = [other for job in self.jobs.values() for other in job.images]
             self._update_jobs([image, *others])
             while image.held is None:
                 if image.error is not None:
                     error, image.error = image.error, None
                     raise error
-                self._run_slice(SLICE_ROWS)
+                self.run_slice(SLICE_ROWS)
             return image.held
 
     def close(self) -> None:
         """Drop all jobs."""
         with self._lock:
-            self._jobs.clear()
+            self.jobs.clear()
             self._drop_batch()
 
     def _update_jobs(self, wanted: list[EncodedImage]) -> None:
         """Make the jobs those of the wanted images: one for each digest that is not cached."""
-        before, self._jobs = self._jobs, {}
+        before, self.jobs = self.jobs, {}
         for image in wanted:
             if image.held is not None:
                 continue
             key = image.digest
-            if key in self._jobs:
-                self._jobs[key].images.append(image)
+            if key in self.jobs:
+                self.jobs[key].images.append(image)
             elif key in before:
-                self._jobs[key] = before.pop(key)
-                self._jobs[key].images = [image]
+                self.jobs[key] = before.pop(key)
+                self.jobs[key].images = [image]
             else:
                 image.held = self._cache.find(key, image.shape)
                 if image.held is None:
-                    self._jobs[key] = _Job(image)
+                    self.jobs[key] = _Job(image)
         for job in before.values():
             job.cancelled = True
-        if self._batch is not None and all(job.cancelled for job in self._batch.jobs):
+        if self.batch is not None and all(job.cancelled for job in self.batch.jobs):
             self._drop_batch()
 
-    def _run_slice(self, rows: int) -> None:
+    def run_slice(self, rows: int) -> None:
         """Encode the next slice of the current batch, or the first of a new one."""
-        batch = self._batch
+        batch = self.batch
         if batch is None:
-            batch = self._batch = self._next_batch()
+            batch = self.batch = self.next_batch()
             self._slices = batch.slices()
         batch.rows = rows
         try:
@@ -227,10 +227,11 @@ class EncodingQueue:
         self._drop_batch()
         self._finish(batch)
 
-    def _next_batch(self) -> _Batch:
-        spec, size = self.encoder.spec, next(iter(self._jobs.values())).tiles.shape[1:]
+    def next_batch(self) -> _Batch:
+        """Tiles of one size of the first jobs, as many as fit in a batch."""
+        spec, size = self.encoder.spec, next(iter(self.jobs.values())).tiles.shape[1:]
         jobs: list[_Job] = []
-        for job in self._jobs.values():
+        for job in self.jobs.values():
             if job.tiles.shape[1:] == size:
                 max_tiles = max(1, BATCH_POSITIONS // spec.positions_of(grid_of(job.tiles, spec)))
                 jobs += [job] * min(max_tiles - len(jobs), len(job.tiles) - job.n_begun)
@@ -245,14 +246,14 @@ class EncodingQueue:
                 vectors.flags.writeable = False
                 for image in job.images:
                     image.held = vectors
-                del self._jobs[job.digest]
+                del self.jobs[job.digest]
                 self._cache.keep(job.digest, vectors)
 
     def _fail(self, batch: _Batch, error: Exception) -> None:
         self._drop_batch()
         for job in batch.jobs:
-            if self._jobs.get(job.digest) is job:
-                del self._jobs[job.digest]
+            if self.jobs.get(job.digest) is job:
+                del self.jobs[job.digest]
             for image in job.images:
                 image.error = error
 
@@ -262,4 +263,4 @@ class EncodingQueue:
             job.n_begun = len(job.parts)
 
     def _drop_batch(self) -> None:
-        self._batch, self._slices = None, iter(())
+        self.batch, self._slices = None, iter(())

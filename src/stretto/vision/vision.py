@@ -39,9 +39,9 @@ class Vision:
         self.spec: VisionSpec = encoder.spec
         self.encoder = encoder
         self.cache = VectorCache(cache or ImageCache(disk=0))
-        self._queue = EncodingQueue(encoder, self.cache)
-        self._tokenizer = tokenizer
-        self._fingerprint = fingerprint
+        self.queue = EncodingQueue(encoder, self.cache)
+        self.tokenizer = tokenizer
+        self.fingerprint = fingerprint
         named = (tokenizer.specials[text] for text in PLACEHOLDERS if text in tokenizer.specials)
         self.placeholder: int | None = next(named, None)
         self._placeholder = self.placeholder or tokenizer.eos_id or tokenizer.bos_id or 0
@@ -49,10 +49,10 @@ class Vision:
     def tokens(self, image: ImageLike, salt: str | None = None) -> list[int]:
         """The tokens of an image, with the markers around them; caches know it by its pixels and its salt."""
         prepared = prepare(Image.open(image), self.spec)
-        head = f"{self._fingerprint()} {self.encoder.name}".encode()
+        head = f"{self.fingerprint()} {self.encoder.name}".encode()
         if salt:
             head += sha256(salt.encode("utf-8", "surrogatepass")).digest()
-        encoded = EncodedImage(self._queue, prepared, sha256(head + prepared.digest()).digest(), self)
+        encoded = EncodedImage(self.queue, prepared, sha256(head + prepared.digest()).digest(), self)
         grid = grid_of(prepared.tiles, self.spec)
         tokens: list[int] = []
         for part in FAMILIES[self.spec.projector].parts(prepared, self.spec, grid):
@@ -61,22 +61,22 @@ class Vision:
 
     def work(self, wanted: Iterable[ImageVectors], seconds: float, alone: bool) -> None:
         """Encode images for about `seconds`; images that are not wanted any more are dropped."""
-        self._queue.work(wanted, seconds, alone)
+        self.queue.work(wanted, seconds, alone)
 
     @property
     def n_encoded(self) -> int:
         """Number of images and tiles that have been encoded."""
-        return self._queue.n_encoded
+        return self.queue.n_encoded
 
     def close(self) -> None:
         """Free the encoder."""
-        self._queue.close()
+        self.queue.close()
         self.encoder.close()
         self.cache.clear(disk=False)
 
     def _part(self, image: EncodedImage, part: Part) -> list[int]:
         if isinstance(part, Text):
-            return self._tokenizer.encode(part.text)
+            return self.tokenizer.encode(part.text)
         if isinstance(part, Special):
             return [self._special(part.text)]
         return [
@@ -85,7 +85,7 @@ class Vision:
         ]
 
     def _special(self, text: str) -> int:
-        ids = self._tokenizer.encode(text, special=True, bos=False)
+        ids = self.tokenizer.encode(text, special=True, bos=False)
         if len(ids) != 1:
             raise ModelError(
                 f"the projector {self.spec.projector!r} needs the token {text!r}, which this language model "

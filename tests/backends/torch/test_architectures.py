@@ -130,7 +130,7 @@ def test_final_hidden_states(name):
         batch = text_batch(tokens)
         batch.place(Cells(64))
         if backend.spec.recurrent:
-            batch._placement = replace(batch.placement, slots=np.zeros(len(tokens), np.int32))
+            batch.placed(replace(batch.placement, slots=np.zeros(len(tokens), np.int32)))
         found.append(backend.hidden(batch))
     near(*found)
 

@@ -46,7 +46,7 @@ def test_a_pass_without_memory_says_what_it_needs_and_the_next_one_runs(backend,
     forgotten = []
     monkeypatch.setattr(backend.planner, "forget", lambda: forgotten.append(True))
     with monkeypatch.context() as patch:
-        patch.setattr(backend._decoder, "run", failing(FULL))
+        patch.setattr(backend.decoder, "run", failing(FULL))
         with pytest.raises(CacheFull, match=r"running 12 tokens, which needs 2.50 GiB more.*fewer cells.*q8"):
             run(backend, Cells(64), text_batch(tokens))
     assert forgotten
@@ -65,7 +65,7 @@ def test_the_frames_of_a_failed_pass_hold_no_memory(backend, tokens, monkeypatch
         large = Large()  # noqa: F841
         raise FULL
 
-    monkeypatch.setattr(backend._decoder, "run", fail)
+    monkeypatch.setattr(backend.decoder, "run", fail)
     with pytest.raises(CacheFull):
         run(backend, Cells(64), text_batch(tokens))
     assert made == ["freed"]
@@ -78,7 +78,7 @@ def test_an_engine_gives_the_cells_of_a_failed_pass_back(monkeypatch):
     runner = Runner(backend)
     before = runner.cells.n_free
     with monkeypatch.context() as patch:
-        patch.setattr(backend._decoder, "run", failing(FULL))
+        patch.setattr(backend.decoder, "run", failing(FULL))
         with pytest.raises(CacheFull):
             runner.forward(text_batch([1, 2, 3]))
     assert runner.cells.n_free == before
@@ -87,8 +87,8 @@ def test_an_engine_gives_the_cells_of_a_failed_pass_back(monkeypatch):
 
 @pytest.mark.parametrize("call", ["hidden", "project", "prepare", "copy_cells", "read_cells"])
 def test_other_calls_say_so_too(backend, monkeypatch, call):
-    monkeypatch.setattr(backend._decoder, "run", failing(FULL))
-    monkeypatch.setattr(backend._decoder, "project", failing(FULL))
+    monkeypatch.setattr(backend.decoder, "run", failing(FULL))
+    monkeypatch.setattr(backend.decoder, "project", failing(FULL))
     monkeypatch.setattr(backend.sampler, "prepare", failing(FULL))
     for name in ("copy", "read"):
         monkeypatch.setattr(backend.memory, name, failing(FULL))
@@ -108,7 +108,7 @@ def test_other_calls_say_so_too(backend, monkeypatch, call):
 
 def test_a_kernel_that_fails_ends_the_model(backend, tokens, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(backend._decoder, "run", failing(ILLEGAL))
+        patch.setattr(backend.decoder, "run", failing(ILLEGAL))
         with pytest.raises(ModelError, match=r"while running 12 tokens: CUDA error: an illegal.*start it"):
             run(backend, Cells(64), text_batch(tokens))
     with pytest.raises(ModelError, match=r"failed before \(CUDA error: an illegal"):
@@ -116,7 +116,7 @@ def test_a_kernel_that_fails_ends_the_model(backend, tokens, monkeypatch):
 
 
 def test_errors_of_others_stay_what_they_are(backend, tokens, monkeypatch):
-    monkeypatch.setattr(backend._decoder, "run", failing(RuntimeError("shapes do not match")))
+    monkeypatch.setattr(backend.decoder, "run", failing(RuntimeError("shapes do not match")))
     with pytest.raises(RuntimeError, match="shapes"):
         run(backend, Cells(64), text_batch(tokens))
 

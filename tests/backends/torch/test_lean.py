@@ -24,7 +24,7 @@ def backend(name, exact):
 @pytest.mark.parametrize("name", ["llama"] if is_interpreting() else ["llama", "qwen2", "qwen3"])
 def test_it_is_near_the_exact_way(name):
     fast = backend(name, exact=False)
-    assert lean.is_plain(fast._open)
+    assert lean.is_plain(fast.decoder)
     usual = backend(name, exact=True)
     np.testing.assert_allclose(decoded_logits(fast, name), decoded_logits(usual, name), atol=1e-4)
 
@@ -48,4 +48,4 @@ def test_one_kernel_attends_as_two_do(name, kv, monkeypatch):
 
 @pytest.mark.parametrize("name", ["gemma3", "qwen3moe", "lfm2"])
 def test_layers_that_are_not_plain_go_the_usual_way(name):
-    assert not lean.is_plain(backend(name, exact=False)._open)
+    assert not lean.is_plain(backend(name, exact=False).decoder)

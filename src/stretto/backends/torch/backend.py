@@ -106,7 +106,7 @@ class TorchBackend:
         self.n_slots = n_slots if spec.recurrent else 0
         weights = Weights(file, spec, self.device, DTYPES[precision], n_positions=n_cells)
         self.memory = DeviceCells(spec, n_cells, self.n_slots, kv, self.device)
-        self._decoder: Decoder | None = Decoder(weights, self.memory)
+        self.decoder: Decoder | None = Decoder(weights, self.memory)
         self.weight_bytes = weights.nbytes
         release()
         weights.warn_of_widened()
@@ -120,7 +120,7 @@ class TorchBackend:
             windowed_images=spec.windowed_images,
         )
         self.sampler = RowSampler(self.device, spec.n_vocab)
-        self.steps = Steps(self._decoder, self.sampler, self.device, exact)
+        self.steps = Steps(self.decoder, self.sampler, self.device, exact)
         self._faults = Faults(self.device, self._recover)
         self._loop = Loop(
             self.planner, self.steps, self.sampler, self.device, self.forward, has_states=self.n_slots > 0
@@ -317,17 +317,17 @@ class TorchBackend:
 
     def close(self) -> None:
         """Free weights and cache."""
-        self._decoder = None
+        self.decoder = None
         del self.memory, self.planner, self.steps, self._loop
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     @property
     def _open(self) -> Decoder:
-        if self._decoder is None:
+        if self.decoder is None:
             raise InvalidRequest("the model is closed; load it again")
         self._faults.check()
-        return self._decoder
+        return self.decoder
 
     @property
     def _memory(self) -> DeviceCells:
