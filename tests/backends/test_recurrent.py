@@ -192,12 +192,13 @@ def shows(backend, name):
 @pytest.mark.parametrize(("name", "changes"), each(MUTANTS))
 def test_an_error_in_a_recurrent_layer_shows(name, changes, monkeypatch):
     source = inspect.getsource(mixers)
-    for piece, planted in changes.items():
+    for piece, wrong in changes.items():
         assert source.count(piece) == 1
-        source = source.replace(piece, planted)
+        source = source.replace(piece, wrong)
     mutant = types.ModuleType("mutant")
     exec(compile(source, "mutant", "exec"), mutant.__dict__)
-    monkeypatch.setattr(reference, "mixers", mutant)
+    planted = {kind: getattr(mutant, mixer.__name__) for kind, mixer in reference.MIXERS.items()}
+    monkeypatch.setattr(reference, "MIXERS", planted)
     with np.errstate(all="ignore"):
         assert shows(backend_with_slots(name), name)
 
