@@ -173,7 +173,7 @@ def test_an_arriving_request_waits_for_one_token(llm):
         engine.step()
         assert (len(tokens), engine.cells.count(stream.request.decoder.track.id)) == (1, 3)
     assert not engine.arrivals.interrupt[0]
-    fused_loop(llm)._token_seconds = 1e-3  # a fast model: as many tokens as a call has at most
+    fused_loop(llm).token_seconds = 1e-3  # a fast model: as many tokens as a call has at most
     engine.step()
     assert len(tokens) == 33
     alone = llm.generate("The sea", max_tokens=40, temperature=0, ignore_eos=True)
@@ -184,7 +184,7 @@ def test_an_arriving_request_waits_for_one_token(llm):
 def test_a_slow_model_hands_the_engine_over_after_two_tokens(llm):
     engine = llm.engine
     stream = llm.stream("The sea", loop="fused", max_tokens=40, temperature=0, ignore_eos=True)
-    fused_loop(llm)._token_seconds = 10.0
+    fused_loop(llm).token_seconds = 10.0
     steps = engine.metrics.steps
     engine.step()
     assert len(stream.request.output.tokens) == 2
@@ -196,7 +196,7 @@ def test_each_token_is_given_out_when_it_is_made(llm, monkeypatch):
     """Nothing is computed behind a token that is being given out, and timings are those of the tokens."""
     clock = [0.0]
     monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(fused_loop(llm), "_token_seconds", 1e-3)  # a fast model: 32 tokens in a call
+    monkeypatch.setattr(fused_loop(llm), "token_seconds", 1e-3)  # a fast model: 32 tokens in a call
     before = llm.metrics.decoded_tokens
 
     def callback(token):

@@ -70,8 +70,8 @@ class Twin:
         self.backend = LlamaBackend.__new__(LlamaBackend)
         layers = (EMPTY_LAYER,)
         self.backend.spec = ModelSpec("stand", 1, 1, N_CELLS, layers, Norm("output_norm", 1e-5))
-        self.backend._llama, self.backend._passes = stand, 0
-        self.backend._cells = LlamaCells(stand, N_CELLS)
+        self.backend.llama, self.backend.passes = stand, 0
+        self.backend.cells = LlamaCells(stand, N_CELLS)
         self.values = {}
 
     def run(self, *texts):

@@ -139,7 +139,7 @@ def test_calls_are_answered_by_the_other_process(package, path):
     assert llama.remove(0, 1, 2) is True
     llama.close()
     llama.close()
-    assert llama._process.returncode == 0
+    assert llama.process.returncode == 0
     with pytest.raises(StrettoError, match="closed"):
         llama.decode(rows(5))
 
@@ -215,7 +215,7 @@ def test_an_interrupted_caller_leaves_no_answer_behind(package, path, monkeypatc
 
 def test_a_model_that_nobody_holds_ends_its_process(package, path):
     llama = opened(path)
-    process, gone = llama._process, weakref.ref(llama)
+    process, gone = llama.process, weakref.ref(llama)
     del llama
     deadline = time.monotonic() + 60
     while process.poll() is None and time.monotonic() < deadline:

@@ -59,7 +59,7 @@ def test_a_domain_leaves_nothing_behind(cells, prefixes):
     for number in range(200):  # each has a salt of its own, and most are evicted
         park(cells, prefixes, number, [1] * 100, domain=Domain(salt=str(number)))
         prefixes.evict(500)
-    assert len(prefixes._trees) == len(prefixes) <= 5
+    assert len(prefixes.trees) == len(prefixes) <= 5
 
 
 def test_what_is_behind_the_items_becomes_free(cells, prefixes):

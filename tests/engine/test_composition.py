@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import stretto
+from stretto.engine.limits import Pace
 from stretto.engine.params import PARALLEL, REFUSALS, combinations_as_markdown
 from stretto.errors import ContextOverflow, InvalidRequest
 from stretto.sampling.sampler import choose
@@ -613,10 +614,16 @@ def test_ready_made_hooks_with_a_draft_know_their_request(llm):
     assert [len(r.records) for r in drafted.requests] == [len(r.records) for r in plain.requests] == [16]
 
 
+class SteadyPace(Pace):
+    """A token a millisecond, on any machine."""
+
+    def tokens_in(self, milliseconds):
+        return int(milliseconds)
+
+
 def test_embeddings_are_paced_while_a_stream_decodes(smollm2_path):
     with stretto.load(smollm2_path, cells=1024) as llm:
-        llm.engine.scheduler.pace._seconds = 1e-3
-        llm.engine.scheduler.pace.learn = lambda n, seconds: None
+        llm.engine.scheduler.pace = SteadyPace()
         with llm.stream("Once", max_tokens=200, ignore_eos=True) as stream:
             next(stream)
             before = llm.steps.since()[-1].number

@@ -107,14 +107,14 @@ def test_a_last_token_need_not_wait_for_the_end(last, comes_early):
         output=SimpleNamespace(events=deque([Token(7, "a"), last])), finished=False, error=None
     )
     texts = AsyncTexts(None, None, [])
-    texts._requests = [request]
+    texts.requests = [request]
     request.abandon = lambda: None
     texts.splits_ends = True
-    found = texts._take()
+    found = texts.take()
     assert found == [(0, Token(7, "a"))] + [(0, Token(8, "!"))] * comes_early
-    assert texts._take() == []  # not before it has ended
+    assert texts.take() == []  # not before it has ended
     request.finished = True
-    assert texts._take() == [(0, Token(None, "", finish_reason="length") if comes_early else last)]
+    assert texts.take() == [(0, Token(None, "", finish_reason="length") if comes_early else last)]
 
 
 def test_texts_that_are_left_free_their_cells(llm):

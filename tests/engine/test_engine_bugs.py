@@ -195,16 +195,16 @@ def test_ctrl_c_between_the_pass_and_its_logits_leaves_nobody_behind():
     other = llm.stream("o", max_tokens=6, temperature=0)
     mine = llm.stream("m", max_tokens=6, temperature=0)
     next(other), next(mine)
-    compute = llm.engine.runner._compute
+    compute = llm.engine.runner.run_batch
 
     def interrupt(*given):
         compute(*given)
         raise KeyboardInterrupt
 
-    llm.engine.runner._compute = interrupt
+    llm.engine.runner.run_batch = interrupt
     with pytest.raises(KeyboardInterrupt):
         next(mine)
-    llm.engine.runner._compute = compute
+    llm.engine.runner.run_batch = compute
     assert within(60, lambda: other.result).text == "x" * 6
     assert mine.result.finish_reason == "cancelled"
     settled(llm)

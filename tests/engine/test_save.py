@@ -12,6 +12,7 @@ import stretto
 from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache import snapshot
+from stretto.engine.sequence import prepare
 from stretto.errors import CacheFull, InvalidRequest, SnapshotError, Unsupported
 from stretto.llm import LLM
 from stretto.sampling.rng import RandomStream
@@ -158,7 +159,7 @@ def test_a_position_that_is_to_be_redone(path):
     seq = llm.sequence("abcd")
     seq.logits  # noqa: B018
     seq.remove(1, 2)
-    seq._prepare()  # its last token has no cell now
+    prepare(seq)  # its last token has no cell now
     seq.save(path)
     assert llm.restore(path).positions == [0, 2, 3]
 
@@ -359,16 +360,16 @@ def test_what_is_closed(path):
 def test_one_that_another_thread_closes_just_before(path):
     llm = mock_llm("abc")
     seq = llm.sequence("pending tokens")
-    check = seq._check_usable
+    check = seq.check_usable
 
     def check_and_close():
-        seq._check_usable = check
+        seq.check_usable = check
         check()
         other = threading.Thread(target=seq.close)
         other.start()
         other.join(0.2)  # it waits for the lock, if the check was made under it
 
-    seq._check_usable = check_and_close
+    seq.check_usable = check_and_close
     with suppress(InvalidRequest):
         seq.save(path)
     while not seq.closed:

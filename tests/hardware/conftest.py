@@ -29,7 +29,7 @@ def tree(tmp_path):
 @pytest.fixture
 def native(monkeypatch):
     made = Native()
-    monkeypatch.setattr(hardware, "_native", lambda: made)
+    monkeypatch.setattr(hardware, "load_native", lambda: made)
     monkeypatch.setattr(gpus, "find", lambda: ())
     return made
 

@@ -11,7 +11,7 @@ from stretto.hardware.cpu import Cache
 
 
 def usable(root, allowed=None):
-    return hardware._usable_cores(root, allowed)
+    return hardware.cores_at(root, allowed)
 
 
 # -- cores and their limits --

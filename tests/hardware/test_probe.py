@@ -76,7 +76,7 @@ def test_nowhere_to_remember(machine, store_home, monkeypatch):
 
 
 def test_an_older_native_core(machine, monkeypatch, store_home):
-    monkeypatch.setattr(hardware, "_native", lambda: object())
+    monkeypatch.setattr(hardware, "load_native", lambda: object())
     found = hardware.probe()
     assert (found.bandwidth, found.integer_peak, found.kernels) == (None, None, "portable")
     assert found.instruction_sets == ("avx2", "fma", "avx512vnni", "amx-int8")  # from the kernel's list
@@ -166,17 +166,17 @@ def test_a_probe_on_a_busy_machine_is_marked_and_taken_again_later(machine, busy
     busy["seconds"] = 1000.0
     found = hardware.probe()
     assert found.was_busy
-    asked = len(hardware._native().asked)
+    asked = len(hardware.load_native().asked)
     assert hardware.probe() == found == hardware.probe(measure=False)
-    assert len(hardware._native().asked) == asked
+    assert len(hardware.load_native().asked) == asked
     busy["seconds"] = 0.0
     monkeypatch.setattr(speed, "RETAKE_SECONDS", 0.0)
     assert hardware.probe(measure=False).was_busy  # which never measures
     again = hardware.probe()
     assert (again.was_busy, again.bandwidth) == (False, MEASURED.bandwidth)
-    asked = len(hardware._native().asked)
+    asked = len(hardware.load_native().asked)
     assert hardware.probe() == again
-    assert len(hardware._native().asked) == asked
+    assert len(hardware.load_native().asked) == asked
 
 
 def test_the_better_one_of_two_busy_probes_is_kept(machine, busy, monkeypatch):
@@ -192,7 +192,7 @@ def test_the_better_one_of_two_busy_probes_is_kept(machine, busy, monkeypatch):
 
 
 def test_a_machine_that_does_not_say_is_not_called_busy(machine, busy, tree, monkeypatch):
-    monkeypatch.setattr(hardware._native(), "read_bandwidth", Native().read_bandwidth)
+    monkeypatch.setattr(hardware.load_native(), "read_bandwidth", Native().read_bandwidth)
     for damage in ("", "cpu x", "cpu 1 2", "intr 1 2 3 4 5 6 7 8"):
         tree({"proc/stat": damage})
         assert not hardware.probe(refresh=True).was_busy

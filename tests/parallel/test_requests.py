@@ -319,7 +319,7 @@ def test_an_interrupted_pass_takes_nothing_along(llm, monkeypatch):
     assert stream.result.brackets == "[a/b]d[e/f][h/i]"
 
 
-@pytest.mark.parametrize("method", ["_look", "_gave", "_drop_lanes"])
+@pytest.mark.parametrize("method", ["look", "give", "drop_lanes"])
 def test_interrupted_books_are_put_in_order(llm, monkeypatch, method):
     stream = llm.parallel("x", stream=True, delay=0)
     next(stream)
@@ -330,8 +330,8 @@ def test_interrupted_books_are_put_in_order(llm, monkeypatch, method):
         raise KeyboardInterrupt
 
     setattr(kept, method, interrupted)
-    if method == "_drop_lanes":  # the second call, when the set has been computed
-        original = type(kept)._drop_lanes
+    if method == "drop_lanes":  # the second call, when the set has been computed
+        original = type(kept).drop_lanes
         setattr(kept, method, lambda: original(kept) or setattr(kept, method, interrupted))
     with pytest.raises(KeyboardInterrupt):
         llm.engine.step()

@@ -369,7 +369,7 @@ def test_grammars_are_compiled_once_and_the_oldest_go(monkeypatch):
     for i in range(3):
         mine.compile(Grammar.regex(f"a{{{i + 1}}}"))
         mine.compile(Grammar.regex("a"))
-    assert len(mine._cache) == 3
+    assert len(mine.cache) == 3
     assert mine.compile(Grammar.json({"type": "integer"})) is not first
 
 

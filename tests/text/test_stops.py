@@ -67,7 +67,7 @@ def test_a_character_is_read_once_however_long_the_stops_are():
             visits += 1
             return super().__getitem__(node)
 
-    automaton._shorter = Counted(automaton._shorter)
+    automaton.shorter = Counted(automaton.shorter)
     node, _, matched = automaton.read(0, "a" * 5000 + "c" + "a" * 999 + "b")
     assert matched == "a" * 999 + "b"
     assert visits < 8000

@@ -78,7 +78,7 @@ def tokens_of(tokenizer, text):
         if (character and not is_mark(character)) or character == "\U000d0107":
             plain += character
             continue
-        ids += tokenizer._encode_plain(plain) if plain else []
+        ids += tokenizer.encode_inside(plain) if plain else []
         plain = ""
         ids += [ord(character) - MARKS] if character else []
     return ids

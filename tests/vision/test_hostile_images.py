@@ -114,13 +114,13 @@ def test_no_image_waits_for_another(monkeypatch):
     """Two threads are within a decoder at once."""
     from stretto.vision import decode as module
 
-    both, pixels = threading.Barrier(2, timeout=60), module._pixels
+    both, pixels = threading.Barrier(2, timeout=60), module.read_pixels
 
     def meeting(*args):
         both.wait()
         return pixels(*args)
 
-    monkeypatch.setattr(module, "_pixels", meeting)
+    monkeypatch.setattr(module, "read_pixels", meeting)
     sizes = []
     threads = [threading.Thread(target=lambda: sizes.append(Image.open(saved("PNG")).size)) for _ in range(2)]
     for thread in threads:
@@ -152,10 +152,10 @@ def test_a_process_decodes_as_the_library_does(pool):
 
 def test_a_process_that_ends_is_replaced(pool, monkeypatch):
     pool.decode(saved("PNG"), MAX_PIXELS)
-    process = pool._idle.get()
-    pool._idle.put(process)
-    os.kill(process._popen.pid, 9)
-    process._popen.wait()
+    process = pool.idle.get()
+    pool.idle.put(process)
+    os.kill(process.popen.pid, 9)
+    process.popen.wait()
     assert pool.decode(saved("PNG"), MAX_PIXELS).shape == (40, 60, 3)
     monkeypatch.setattr(apart, "WALL_SECONDS", 0.0)
     with pytest.raises(InvalidRequest, match="takes more than 5 s"):
@@ -177,7 +177,7 @@ def test_an_answer_that_is_none_ends_the_process():
         b"",
     ):
         with pytest.raises(EOFError):
-            apart._read_answer(io.BytesIO(answer), 1000)
+            apart.read_answer(io.BytesIO(answer), 1000)
 
 
 SPIN = """
@@ -208,7 +208,7 @@ def test_the_limit_on_time_ends_it(pool, monkeypatch):
 @pytest.mark.skipif(not hasattr(os, "getpriority"), reason="this system has no niceness")
 def test_decoders_stand_back_for_the_threads_of_texts(pool):
     pool.decode(saved("PNG"), MAX_PIXELS)
-    process = pool._idle.get()
-    pool._idle.put(process)
+    process = pool.idle.get()
+    pool.idle.put(process)
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    assert os.getpriority(os.PRIO_PROCESS, process._popen.pid) == min(19, own + worker.NICENESS)
+    assert os.getpriority(os.PRIO_PROCESS, process.popen.pid) == min(19, own + worker.NICENESS)

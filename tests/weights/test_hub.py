@@ -336,6 +336,6 @@ def test_without_a_network(index, monkeypatch, store_home):
     ],
 )
 def test_what_pip_says_is_explained(errors, message):
-    error = packages._pip_error("x==1", packages.Outcome(3, "", errors))
+    error = packages.pip_error("x==1", packages.Outcome(3, "", errors))
     assert message in str(error)
     assert "noise" not in str(error)

@@ -51,7 +51,7 @@ class LlamaProcess:
             raise Unsupported(reason, param="backend", value="llamacpp")
         self._path = path
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, "-m", llama_library.__name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -62,7 +62,7 @@ class LlamaProcess:
         )
         # One thread talks to it: an interrupted caller leaves no answer half read.
         self._talker = ThreadPoolExecutor(1, thread_name_prefix="llama.cpp")
-        self._end = weakref.finalize(self, _end, self._process, self._talker, self._log)
+        self._end = weakref.finalize(self, _end, self.process, self._talker, self._log)
         self.n_vocab = self.n_embd = 0
         try:
             sizes = self._call("open", os.fspath(path), n_ctx, threads, kv, repack)
@@ -93,7 +93,7 @@ class LlamaProcess:
     def _call(self, *call: Any, shape: tuple[int, int] | None = None) -> Any:
         if not self._end.alive:
             raise StrettoError("the model is closed")
-        head, numbers = self._talker.submit(_exchange, self._process, call, shape).result()
+        head, numbers = self._talker.submit(_exchange, self.process, call, shape).result()
         if numbers is not None:
             return numbers
         if "value" in head:
@@ -113,7 +113,7 @@ class LlamaProcess:
 
     def _ended(self) -> LibraryEnded:
         """The error for a process that is not there any more, with its last words."""
-        status = _wait(self._process)
+        status = _wait(self.process)
         try:
             how = f"was ended by {signal.Signals(-status).name}"
         except ValueError:

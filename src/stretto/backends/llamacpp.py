@@ -53,16 +53,16 @@ class LlamaBackend(NoSlots):
     def __init__(
         self, file: GGUF, spec: ModelSpec, n_cells: int, threads: int, kv: str = "f16", repack: bool = True
     ) -> None:
-        self._llama = LlamaProcess(file.path, n_cells, threads, kv, repack)
-        if (self._llama.n_vocab, self._llama.n_embd) != (spec.n_vocab, spec.n_embd):
-            sizes = f"{self._llama.n_vocab} tokens and {self._llama.n_embd} numbers each"
-            self._llama.close()
+        self.llama = LlamaProcess(file.path, n_cells, threads, kv, repack)
+        if (self.llama.n_vocab, self.llama.n_embd) != (spec.n_vocab, spec.n_embd):
+            sizes = f"{self.llama.n_vocab} tokens and {self.llama.n_embd} numbers each"
+            self.llama.close()
             raise ModelError(f"llama.cpp reads {sizes}, not {spec.n_vocab} and {spec.n_embd}", path=file.path)
         self.spec = spec
         self.n_cells = n_cells
         self.active_threads = threads
-        self._cells = LlamaCells(self._llama, n_cells)
-        self._passes = 0
+        self.cells = LlamaCells(self.llama, n_cells)
+        self.passes = 0
 
     def forward(self, batch: Batch) -> Floats:
         """float32[n_wanted, n_vocab], as llama.cpp computes them."""
@@ -79,10 +79,10 @@ class LlamaBackend(NoSlots):
         _check(batch, placement)
         wanted = set(batch.wanted.tolist())
         found: dict[int, Floats] = {}
-        self._cells.place(placement.cells)
-        self._passes += 1
-        if self._passes % PURGE_PASSES == 0:
-            self._cells.purge(placement.table)
+        self.cells.place(placement.cells)
+        self.passes += 1
+        if self.passes % PURGE_PASSES == 0:
+            self.cells.purge(placement.table)
         waiting = _parts(batch, placement)
         while waiting:
             mine, waiting = _ready(waiting)
@@ -101,7 +101,7 @@ class LlamaBackend(NoSlots):
         found: dict[int, Floats],
     ) -> None:
         """Run parts that depend on nothing that is still to come."""
-        tokens, positions, cells = batch.tokens, batch.positions, self._cells
+        tokens, positions, cells = batch.tokens, batch.positions, self.cells
         cells.begin()
         sequences: list[int] = []
         try:
@@ -113,8 +113,8 @@ class LlamaBackend(NoSlots):
             order = sorted(
                 (row, sequence) for part, sequence in zip(parts, sequences, strict=True) for row in part.rows
             )
-            for start in range(0, len(order), self._llama.n_batch):
-                piece = order[start : start + self._llama.n_batch]
+            for start in range(0, len(order), self.llama.n_batch):
+                piece = order[start : start + self.llama.n_batch]
                 rows = [(int(tokens[r]), int(positions[r]), s, r in wanted) for r, s in piece]
                 outputs = self._decode(rows, table, hidden)
                 found.update(zip([r for r, _ in piece if r in wanted], outputs, strict=True))
@@ -127,28 +127,28 @@ class LlamaBackend(NoSlots):
 
     def _replay(self, lost: Lost, table: Ints) -> None:
         """Compute cells again that llama.cpp has lost."""
-        cells = self._cells
+        cells = self.cells
         tokens, positions = cells.tokens[lost.cells].tolist(), cells.positions[lost.cells].tolist()
         rows = [(t, p, lost.sequence, False) for t, p in zip(tokens, positions, strict=True)]
-        for start in range(0, len(rows), self._llama.n_batch):
-            self._decode(rows[start : start + self._llama.n_batch], table, False)
+        for start in range(0, len(rows), self.llama.n_batch):
+            self._decode(rows[start : start + self.llama.n_batch], table, False)
         cells.restore(lost.sequence, lost.cells)
 
     def _decode(self, rows: list[Row], table: Ints, hidden: bool) -> Floats:
         """Run rows; if there is no room, without what was freed, and then without what is idle."""
         try:
-            return self._llama.decode(rows, hidden)
+            return self.llama.decode(rows, hidden)
         except NoRoom:
-            self._cells.purge(table)
+            self.cells.purge(table)
         try:
-            return self._llama.decode(rows, hidden)
+            return self.llama.decode(rows, hidden)
         except NoRoom:
-            if not self._cells.evict_idle():
-                raise full(len(rows), self._llama.n_ctx) from None
+            if not self.cells.evict_idle():
+                raise full(len(rows), self.llama.n_ctx) from None
         try:
-            return self._llama.decode(rows, hidden)
+            return self.llama.decode(rows, hidden)
         except NoRoom:
-            raise full(len(rows), self._llama.n_ctx) from None
+            raise full(len(rows), self.llama.n_ctx) from None
 
     def loop(self, run: FusedRun) -> tuple[list[int], Floats]:
         """llama.cpp's own loop is not used."""
@@ -172,7 +172,7 @@ class LlamaBackend(NoSlots):
 
     def close(self) -> None:
         """Free the model and its context."""
-        self._llama.close()
+        self.llama.close()
 
 
 def _check(batch: Batch, placement: Placement) -> None:

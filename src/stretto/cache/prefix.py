@@ -111,7 +111,7 @@ class PrefixCache:
     def __init__(self, cells: Cells) -> None:
         self._cells = cells
         self._slots = cells.slots
-        self._trees: dict[Domain, Radix[Parked]] = {}  # those that are not empty
+        self.trees: dict[Domain, Radix[Parked]] = {}  # those that are not empty
         self._entries: OrderedDict[int, Parked] = OrderedDict()
         self.lookups = self.hits = self.tokens_saved = self.evictions = 0
         self.is_interrupted = False  # in a change that came to no end
@@ -135,7 +135,7 @@ class PrefixCache:
 
         Returns the id of the parked sequence that has them now: an older one's, if it had the same items.
         """
-        key, tree = tuple(items), self._trees.get(domain) or Radix()
+        key, tree = tuple(items), self.trees.get(domain) or Radix()
         self._cells.remove(sequence, len(key))
         if self._slots is not None:
             key = key[: self._cells.count(sequence)]  # back to its last state
@@ -158,13 +158,13 @@ class PrefixCache:
             self._keep_states(sequence, sequence, pins)
             entry = Parked(sequence, key, pins, domain)
             tree.insert(key, entry)
-            self._trees[domain] = tree
+            self.trees[domain] = tree
             self._entries[sequence] = entry
         return sequence
 
     def find(self, items: Sequence[object], domain: Domain = COMMON) -> tuple[int | None, int]:
         """The parked sequence that shares the longest prefix with `items`, and how many items."""
-        tree = self._trees.get(domain)
+        tree = self.trees.get(domain)
         n, entry = (0, None) if tree is None else tree.longest(items)
         return (None, 0) if entry is None else (entry.id, n)
 
@@ -198,10 +198,10 @@ class PrefixCache:
 
     def _forget(self, entry: Parked) -> None:
         """Take a sequence out of the tree; its cells stay."""
-        tree = self._trees[entry.domain]
+        tree = self.trees[entry.domain]
         tree.remove(entry.items)
         if not tree:
-            del self._trees[entry.domain]  # salts come and go
+            del self.trees[entry.domain]  # salts come and go
         del self._entries[entry.id]
 
     @_change
@@ -304,10 +304,10 @@ class PrefixCache:
 
     def repair(self) -> None:
         """Cut parked sequences to the cells that they have, after the table was repaired; find them anew."""
-        self._trees, self._evictable = {}, None
+        self.trees, self._evictable = {}, None
         for entry in list(self._entries.values()):
             n = min(len(entry.items), self._cells.count(entry.id))
-            tree = self._trees.get(entry.domain)
+            tree = self.trees.get(entry.domain)
             _, other = (0, None) if tree is None else tree.longest(entry.items[:n])
             if not n or (other is not None and other.items == entry.items[:n]):
                 del self._entries[entry.id]
@@ -315,7 +315,7 @@ class PrefixCache:
                 continue
             entry.items = entry.items[:n]
             self._cells.remove(entry.id, n)
-            self._trees.setdefault(entry.domain, Radix()).insert(entry.items, entry)
+            self.trees.setdefault(entry.domain, Radix()).insert(entry.items, entry)
         if self._slots is not None:
             unpinned = {entry.id for entry in self._entries.values() if not entry.pins}
             self._slots.parked = unpinned & self._slots.views.keys()

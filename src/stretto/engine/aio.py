@@ -210,7 +210,7 @@ class AsyncTexts:
         self._make = make
         self._prompts = prompts
         self._branches: list[Branches] = []
-        self._requests: list[Request[Any]] = []
+        self.requests: list[Request[Any]] = []
         self._news: LoopNotifier | None = None
         self.follows_prompts = False  # lists may be empty then: `prompt_steps` has something new
         self.splits_ends = False  # a last token may come before its request has ended, the end behind it
@@ -220,19 +220,19 @@ class AsyncTexts:
         if self._news is None:
             self._news = LoopNotifier()
             made = await start(self._worker, self._begin, self._news)
-            self._requests = [request for group in made for request in group]
+            self.requests = [request for group in made for request in group]
 
     @property
     def progress(self) -> Progress | None:
         """How far they are; None before they have started."""
         firsts = [branches.requests[0] for branches in self._branches]
-        return progress_of(self._requests, firsts) if self._requests else None
+        return progress_of(self.requests, firsts) if self.requests else None
 
     @property
     def summary(self) -> Summary | None:
         """What they took so far; None before they have started."""
         firsts = [branches.requests[0] for branches in self._branches]
-        return summary_of(self._requests, firsts) if self._requests else None
+        return summary_of(self.requests, firsts) if self.requests else None
 
     def _begin(self) -> list[list[Request[Any]]]:
         self._prompts = [prompt() if callable(prompt) else prompt for prompt in self._prompts]
@@ -250,10 +250,10 @@ class AsyncTexts:
             await self.start()
         assert self._news is not None
         try:
-            while not (found := self._take()):
-                if any(request.prompt_steps for request in self._requests):
+            while not (found := self.take()):
+                if any(request.prompt_steps for request in self.requests):
                     return []
-                if all(request.finished and not request.output.events for request in self._requests):
+                if all(request.finished and not request.output.events for request in self.requests):
                     self._check()
                     raise StopAsyncIteration
                 await self._news.wait()
@@ -262,10 +262,11 @@ class AsyncTexts:
             self.cancel()
             raise
 
-    def _take(self) -> list[tuple[int, Token]]:
+    def take(self) -> list[tuple[int, Token]]:
+        """What has come and has not been taken yet, of all texts."""
         self._check()
         found: list[tuple[int, Token]] = []
-        for index, request in enumerate(self._requests):
+        for index, request in enumerate(self.requests):
             events = request.output.events
             # The last one is handed out when the request has really ended, and its result is there.
             while events and (events[0].finish_reason is None or request.finished):
@@ -278,14 +279,14 @@ class AsyncTexts:
     def prompt_steps(self) -> list[tuple[int, PromptStep]]:
         """How far prompts are computed, with the index of the first text of each; each step once."""
         found: list[tuple[int, PromptStep]] = []
-        for index, request in enumerate(self._requests):
+        for index, request in enumerate(self.requests):
             while request.prompt_steps:
                 found.append((index, request.prompt_steps.popleft()))
         return found
 
     def _check(self) -> None:
         """If one of them has failed, none is wanted."""
-        for request in self._requests:
+        for request in self.requests:
             if request.error is not None:
                 self.cancel()
                 raise request.error
@@ -302,12 +303,12 @@ class AsyncTexts:
 
     def result(self, index: int) -> Result:
         """The result of one text, once its last token has come."""
-        result: Result = self._requests[index].result()
+        result: Result = self.requests[index].result()
         return result
 
     def cancel(self) -> None:
         """End all of them within one step."""
-        for request in self._requests:
+        for request in self.requests:
             request.abandon()
 
     def __del__(self) -> None:

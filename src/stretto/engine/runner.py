@@ -155,7 +155,7 @@ class Runner(CellPool):
             first = len(batch)
             wanted.append((source, source.fill(batch, n), len(batch) - first))
             batch.adapt(first, source.track.mix)
-        (_, rows), start = self._compute(self._placing(batch), self._rows_of(hidden)), 0
+        (_, rows), start = self.run_batch(self._placing(batch), self._rows_of(hidden)), 0
         for source, n_rows, n in wanted:
             if n > source.step_tokens:
                 self.metrics.prompt_tokens += n
@@ -195,7 +195,7 @@ class Runner(CellPool):
         if self.states is not None and n > self.states.slots.n_free:
             self.states.make_room([(number,) for number in ids])
         mixes = [track.mix for track in tracks] if self.adapters else None
-        decoded = self._compute(
+        decoded = self.run_batch(
             lambda: Decoding(self.cells, tokens, ids, mixes), compute or self.backend.forward
         )
         if self.states is not None:
@@ -242,7 +242,7 @@ class Runner(CellPool):
     def _rows_of(self, hidden: bool) -> Callable[[Batch], Rows]:
         return self.backend.hidden if hidden else self.backend.forward
 
-    def _compute(
+    def run_batch(
         self, place: Callable[[], Placed], compute: Callable[[Placed], Computed]
     ) -> tuple[Placed, Computed]:
         """Place a batch and run it; cells that were not computed, for whatever reason, are given back."""
@@ -273,7 +273,7 @@ class Runner(CellPool):
             self.check_open()
             batch.check(self.spec.n_vocab, self.spec.n_vector, self.context_length)
             try:
-                _, rows = self._compute(self._placing(batch), self._rows_of(hidden))
+                _, rows = self.run_batch(self._placing(batch), self._rows_of(hidden))
             except BaseException:
                 batch.forget_placement()
                 raise
@@ -284,7 +284,7 @@ class Runner(CellPool):
         backend = self.backend
         assert isinstance(backend, Activates)
         batch.check(self.spec.n_vocab, self.spec.n_vector, self.context_length)
-        return self._compute(self._placing(batch), lambda placed: backend.activations(placed, layers))[1]
+        return self.run_batch(self._placing(batch), lambda placed: backend.activations(placed, layers))[1]
 
     def shift(self, sequence: int, start: int, stop: int | None, delta: int, lag: int = 0) -> None:
         """Move a sequence's tokens to other positions, rotating their keys; shared cells are copied first.

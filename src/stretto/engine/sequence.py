@@ -224,7 +224,7 @@ class Sequence:
         track = self.track
         if token in self._engine.tokenizer.end_ids:
             return Step(token, "", True, logprob)
-        self._check_usable()
+        self.check_usable()
         if not has_room:  # or else that was found when it was drawn
             track.check_room(1)
         track.append_sampled(token)
@@ -242,7 +242,7 @@ class Sequence:
         several: Any = [what] if isinstance(what, (int, np.integer)) else what
         tokens = self._runner.check_tokens(several)
         with self._engine.lock:
-            self._check_usable()
+            self.check_usable()
             self.track.extend(tokens)
 
     # -- editing --
@@ -253,7 +253,7 @@ class Sequence:
         It continues this sequence's random numbers, unless it gets a seed of its own.
         """
         with self._engine.lock:
-            self._check_usable()
+            self.check_usable()
             random = self.track.random.fork() if seed is None else RandomStream(seed)
             self._engine.compute([self.track])  # so that there are cells to share
             twin = Sequence(self._engine, self._runner.fork(self.track, random))
@@ -272,7 +272,7 @@ class Sequence:
         their keys to the new positions.
         """
         with self._engine.lock:
-            self._check_usable()
+            self.check_usable()
             editing.remove(self._runner, self.track, start, stop, close, self._compute)
 
     def shift(self, start: int, stop: int | None = None, *, by: int) -> None:
@@ -282,7 +282,7 @@ class Sequence:
         """
         start, stop, by = editing.check_shift(start, stop, by)
         with self._engine.lock:
-            self._check_usable()
+            self.check_usable()
             self._runner.require_shift()
             self._compute(self.track)
             editing.shift(self._runner, self.track, start, stop, by)
@@ -290,7 +290,7 @@ class Sequence:
     def clear(self) -> None:
         """Remove all tokens; the next one is at position 0 again."""
         with self._engine.lock:
-            self._check_usable()
+            self.check_usable()
             track = self.track
             self._runner.release(track)
             track.tokens = []
@@ -320,9 +320,9 @@ class Sequence:
         from stretto.engine.saving import Saving
 
         with self._engine.lock:
-            self._check_usable()  # under the lock: a closed sequence must not be computed
+            self.check_usable()  # under the lock: a closed sequence must not be computed
             with self._engine.computed(self.track, everything=True):
-                self._check_usable()  # a callback of a request that ran meanwhile may have closed it
+                self.check_usable()  # a callback of a request that ran meanwhile may have closed it
                 saving = Saving(self._runner, self.track, self._text_state().state, self._engine.fingerprint)
         saving.write(path)
 
@@ -343,7 +343,7 @@ class Sequence:
             self._runner.orphans.append((track.id, track.cache_key, track.exact))
 
     def _prepare(self) -> None:
-        self._check_usable()
+        self.check_usable()
         self.track.redo_last()
 
     def _check_open(self) -> None:
@@ -352,7 +352,7 @@ class Sequence:
             raise InvalidRequest(f"sequence {self.id} is closed; make a new one with llm.sequence")
         self._runner.check_open()
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
         """Raise unless it is open and no request is continuing it."""
         self._check_open()
         if self.track.running:
@@ -378,7 +378,7 @@ def track_in(engine: Engine, sequence: Sequence) -> Track:
     """The record of a sequence in an engine; raises if it belongs to another one, or is closed."""
     if sequence._engine is not engine:
         raise InvalidRequest(f"{sequence!r} is not a sequence of this model")
-    sequence._check_usable()
+    sequence.check_usable()
     return sequence.track
 
 

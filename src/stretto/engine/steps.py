@@ -391,7 +391,7 @@ class FusedLoop:
         self._scheduler = scheduler
         self._runner = runner
         self._interrupt = interrupt
-        self._token_seconds = FUSED_SECONDS / FIRST_TOKENS  # of the last call
+        self.token_seconds = FUSED_SECONDS / FIRST_TOKENS  # of the last call
         self.gains = runner.backend.capabilities.ahead  # so that it runs unasked
         self.is_looping = False  # tokens come one by one, in the middle of a step
 
@@ -431,7 +431,7 @@ class FusedLoop:
         """Run up to `FUSED_TOKENS` tokens; False if there is no room for more than one."""
         track, runner = decoder.track, self._runner
         start, most = track.position, decoder.params.max_tokens
-        limit = min(FUSED_TOKENS, max(2, int(FUSED_SECONDS / self._token_seconds)))
+        limit = min(FUSED_TOKENS, max(2, int(FUSED_SECONDS / self.token_seconds)))
         left = limit if most is None else most - len(decoder.output.tokens)
         n = min(limit, left, runner.cells.n_free, runner.context_length - start)
         if n < 2 or not decoder.is_sampling or track.n_pending:
@@ -487,7 +487,7 @@ class FusedLoop:
             )
             begun = time.perf_counter()
             found, last_row = self._timed(run, lambda: python)
-            self._token_seconds = max(1e-6, (time.perf_counter() - begun) / len(found))
+            self.token_seconds = max(1e-6, (time.perf_counter() - begun) / len(found))
             runner.check_maps()
             self._keep(track, placed, found, run.n_run, start, last_row)
         except BaseException:  # wherever it came: the tokens are computed again

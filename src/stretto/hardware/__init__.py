@@ -65,7 +65,7 @@ def usable_cores() -> int:
     """
     if _is_mac():
         return mac.usable_cores(mac.facts()) or cpu.read().threads
-    return _usable_cores(ROOT, limits.allowed_cpus())
+    return cores_at(ROOT, limits.allowed_cpus())
 
 
 def cpu_name() -> str:
@@ -99,14 +99,14 @@ def probe(measure: bool = True, *, refresh: bool = False) -> Hardware:
     >>> probe().instruction_sets
     ('avx2', 'fma', 'f16c')
     """
-    native = _native()
+    native = load_native()
     if _is_mac():
         facts = mac.facts()
         processor, memory, quota = mac.cpu(facts), mac.memory(facts), None
         usable = mac.usable_cores(facts) or processor.threads
     else:
         processor, memory, quota = cpu.read(ROOT), limits.memory(ROOT), limits.quota(ROOT)
-        usable = _usable_cores(ROOT, limits.allowed_cpus())
+        usable = cores_at(ROOT, limits.allowed_cpus())
     sets = tuple(native.kernel_names()) if hasattr(native, "kernel_names") else ()
     known = _speed(native, processor, usable, memory[1], measure, refresh)
     return Hardware(
@@ -130,7 +130,7 @@ def probe(measure: bool = True, *, refresh: bool = False) -> Hardware:
     )
 
 
-def _usable_cores(root: Path, allowed: frozenset[int] | None) -> int:
+def cores_at(root: Path, allowed: frozenset[int] | None) -> int:
     """The cores among the allowed processors, at most as many as the CPU quota."""
     cores = cpu.cores_among(allowed, root) or len(allowed or ()) or cpu.read(root).threads
     return min(cores, limits.whole_cpus(limits.quota(root)) or cores)
@@ -156,7 +156,7 @@ def _speed(
     return known
 
 
-def _native() -> Any:
+def load_native() -> Any:
     """The native core, or None; an older build may lack the probe."""
     try:
         from stretto import _native

@@ -201,7 +201,7 @@ class SetSource:
         self.is_exact = track.exact is None  # whether all can be computed again
         if track.logits is not None:
             self._given = track.host_logits()
-            self._gave(self._given[np.newaxis], [0])
+            self.give(self._given[np.newaxis], [0])
 
     # -- what is pending --
 
@@ -287,7 +287,7 @@ class SetSource:
     def release(self) -> None:
         """Give the cells up: all sets are computed again, those before the first wide one as a prompt."""
         track = self.track
-        self._drop_lanes()
+        self.drop_lanes()
         exact = len(track.tokens) if track.exact is None else track.exact
         again = max(0, min(exact - self._n_given, len(self._sets) - 1))
         self._runner.release(track)
@@ -299,7 +299,7 @@ class SetSource:
 
     def close(self) -> None:
         """Close the track: what stands before its first set stays parked."""
-        self._drop_lanes()
+        self.drop_lanes()
         self._runner.close_track(self.track)
 
     # -- batches --
@@ -315,11 +315,11 @@ class SetSource:
 
     def forget_logits(self) -> None:
         """Undo what an interrupted hook may have changed: the rows are as they were."""
-        self._gave(self._rows, self._order)
+        self.give(self._rows, self._order)
 
     def fill(self, batch: Batch, most: int) -> int:
         """Put the next set into a batch; or a piece of the prompt, or some sets that are computed again."""
-        self._drop_lanes()  # of an attempt that failed
+        self.drop_lanes()  # of an attempt that failed
         self._undo()
         self._n_entered = 0
         if self.track.n_missing:
@@ -366,18 +366,18 @@ class SetSource:
         if last:
             order = sets[0].order
             self._rows, self._order = rows, sorted(range(len(order)), key=order.__getitem__)
-            self._look(self._order)
+            self.look(self._order)
         wide = [at for at, one in enumerate(sets) if len(one.tokens) > 1]
         if wide and track.exact is None:
             track.exact = len(track.tokens) + wide[0]  # a prompt can share what stands before the first
         track.tokens += [token for one in sets for token in sorted(one.tokens)]
         self._n_done += len(sets)
-        self._drop_lanes()
+        self.drop_lanes()
         if last:
             self.step_tokens = 1
             mixes = self._mixes
             mixture = None if mixes is None else mixes.mixture(self._rows, self._order)
-            self._gave(self._rows, self._order, mixture)
+            self.give(self._rows, self._order, mixture)
         elif sets[-1].pruned:
             self._remove_members(sets[-1].pruned)
 
@@ -391,9 +391,9 @@ class SetSource:
             self._drop_logits()
         else:
             given = None if self._sets else self._given
-            self._gave((row if given is None else given)[np.newaxis], [0])
+            self.give((row if given is None else given)[np.newaxis], [0])
 
-    def _gave(self, rows: Rows, order: list[int], mixture: Mixture | None = None) -> None:
+    def give(self, rows: Rows, order: list[int], mixture: Mixture | None = None) -> None:
         """Take the logits of a set, in which member i has row `order[i]`: the next one is taken from them.
 
         `mixture` is that of the rows, where it has been made.
@@ -414,12 +414,13 @@ class SetSource:
             table = self._runner.cells
             table.remove_cells(self.track.id, table.view(self.track.id)[-extra:].tolist())
 
-    def _drop_lanes(self) -> None:
+    def drop_lanes(self) -> None:
+        """Give back the sequences that it borrowed for a pass."""
         if self._lanes:
             self._runner.borrowed.give_back(self, self._lanes)
             self._lanes = []
 
-    def _look(self, back: list[int]) -> None:
+    def look(self, back: list[int]) -> None:
         """Keep the members' cells, and what the pass has told about attention; member i has row `back[i]`."""
         batch, self._batch = self._batch, None
         self.received = self.attention = None

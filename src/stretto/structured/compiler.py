@@ -87,7 +87,7 @@ class Compiler:
         self.tokenizer = tokenizer
         self._n_vocab = n_vocab  # of the logits
         self._matched: LLTokenizer | None = None  # the vocabulary for the library
-        self._cache: OrderedDict[Grammar, Compiled | InvalidGrammar] = OrderedDict()
+        self.cache: OrderedDict[Grammar, Compiled | InvalidGrammar] = OrderedDict()
         self._lock = fork_safety.lock()
         self._table: TokenTable | None = None  # for arrays whose items must differ
 
@@ -108,8 +108,8 @@ class Compiler:
     def _cached(self, grammar: Grammar) -> Compiled | None:
         """A grammar from the cache; raises again what was wrong with it."""
         with self._lock:
-            if found := self._cache.get(grammar):
-                self._cache.move_to_end(grammar)
+            if found := self.cache.get(grammar):
+                self.cache.move_to_end(grammar)
         if isinstance(found, InvalidGrammar):
             raise InvalidGrammar(str(found), param=found.param, value=found.value)
         return found
@@ -126,9 +126,9 @@ class Compiler:
         except Stopped as stopped:
             made = stopped.error()
         with self._lock:
-            self._cache[grammar] = made
-            while len(self._cache) > MAX_CACHED_GRAMMARS:
-                self._cache.popitem(last=False)
+            self.cache[grammar] = made
+            while len(self.cache) > MAX_CACHED_GRAMMARS:
+                self.cache.popitem(last=False)
         if isinstance(made, InvalidGrammar):
             raise made
         return made

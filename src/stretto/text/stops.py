@@ -66,7 +66,7 @@ class _Automaton:
 
     def __init__(self, strings: tuple[str, ...]) -> None:
         self._next: list[dict[str, int]] = [{}]
-        self._shorter = [0]  # the longest proper suffix that is a prefix too
+        self.shorter = [0]  # the longest proper suffix that is a prefix too
         self._found: list[str | None] = [None]  # the longest string that ends here
         self.depths = [0]  # length
         for string in strings:
@@ -79,25 +79,25 @@ class _Automaton:
             if letter not in self._next[node]:
                 self._next[node][letter] = len(self._next)
                 self._next.append({})
-                self._shorter.append(0)
+                self.shorter.append(0)
                 self._found.append(None)
                 self.depths.append(depth)
             node = self._next[node][letter]
         self._found[node] = string
 
     def _link(self) -> None:
-        """Find `_shorter` of all nodes, shorter ones first."""
+        """Find `shorter` of all nodes, shorter ones first."""
         nodes = list(self._next[0].values())
         for node in nodes:  # those behind it join the list
             for letter, longer in self._next[node].items():
-                self._shorter[longer] = self._step(self._shorter[node], letter)
+                self.shorter[longer] = self._step(self.shorter[node], letter)
                 nodes.append(longer)
             if self._found[node] is None:
-                self._found[node] = self._found[self._shorter[node]]
+                self._found[node] = self._found[self.shorter[node]]
 
     def _step(self, node: int, letter: str) -> int:
         while node and letter not in self._next[node]:
-            node = self._shorter[node]
+            node = self.shorter[node]
         return self._next[node].get(letter, 0)
 
     def read(self, node: int, text: str) -> tuple[int, int, str | None]:

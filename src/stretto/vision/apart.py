@@ -33,7 +33,7 @@ class DecodingPool:
 
     def __init__(self, n: int) -> None:
         self._room = threading.BoundedSemaphore(n)
-        self._idle: SimpleQueue[_Process] = SimpleQueue()
+        self.idle: SimpleQueue[_Process] = SimpleQueue()
         self._pid = os.getpid()
         atexit.register(self.close)
 
@@ -44,7 +44,7 @@ class DecodingPool:
             try:
                 pixels = process.decode(data, max_pixels)
             except InvalidRequest:
-                self._idle.put(process)
+                self.idle.put(process)
                 raise
             except BaseException as error:
                 process.end()
@@ -55,13 +55,13 @@ class DecodingPool:
                         param="image",
                     ) from None
                 raise
-            self._idle.put(process)
+            self.idle.put(process)
             return pixels
 
     def _take(self) -> _Process:
         with suppress(Empty):
             while True:
-                process = self._idle.get_nowait()
+                process = self.idle.get_nowait()
                 if process.is_running:
                     return process
                 process.end()
@@ -72,14 +72,14 @@ class DecodingPool:
         if os.getpid() == self._pid:  # in a forked child they are not its own
             with suppress(Empty):
                 while True:
-                    self._idle.get_nowait().end()
+                    self.idle.get_nowait().end()
 
 
 class _Process:
     """One process."""
 
     def __init__(self) -> None:
-        self._popen = subprocess.Popen(
+        self.popen = subprocess.Popen(
             [sys.executable, "-m", "stretto.vision.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -90,34 +90,34 @@ class _Process:
 
     @property
     def is_running(self) -> bool:
-        return self._popen.poll() is None
+        return self.popen.poll() is None
 
     def decode(self, data: bytes, max_pixels: int) -> Pixels:
         """One image; `OSError` or `EOFError` if the process ends."""
-        assert self._popen.stdin is not None
-        assert self._popen.stdout is not None
-        timer = threading.Timer(WALL_SECONDS, self._popen.kill)
+        assert self.popen.stdin is not None
+        assert self.popen.stdout is not None
+        timer = threading.Timer(WALL_SECONDS, self.popen.kill)
         timer.daemon = True
         timer.start()
         try:
-            self._popen.stdin.write(REQUEST.pack(len(data), max_pixels))
-            self._popen.stdin.write(data)
-            self._popen.stdin.flush()
-            return _read_answer(self._popen.stdout, max_pixels)
+            self.popen.stdin.write(REQUEST.pack(len(data), max_pixels))
+            self.popen.stdin.write(data)
+            self.popen.stdin.flush()
+            return read_answer(self.popen.stdout, max_pixels)
         finally:
             timer.cancel()
 
     def end(self) -> None:
         """Kill it, if it runs, and wait for its end."""
-        self._popen.kill()
-        for pipe in (self._popen.stdin, self._popen.stdout):
+        self.popen.kill()
+        for pipe in (self.popen.stdin, self.popen.stdout):
             with suppress(OSError):  # what was to be written has no reader any more
                 if pipe is not None:
                     pipe.close()
-        self._popen.wait()
+        self.popen.wait()
 
 
-def _read_answer(reader: IO[bytes], max_pixels: int) -> Pixels:
+def read_answer(reader: IO[bytes], max_pixels: int) -> Pixels:
     """Pixels, or the worker's refusal. A file may have taken the worker over: its answer is checked."""
     status, width, height, nbytes = ANSWER.unpack(_exactly(reader, ANSWER.size))
     if status != PIXELS:

@@ -191,7 +191,7 @@ def decode(data: bytes, name: str, max_pixels: int) -> Pixels:
     check_parts(data, name)
     with _refusing(name, max_pixels), Pillow.open(io.BytesIO(data), formats=FORMATS) as image:
         _check_claims(image, data, name, max_pixels)
-        return _pixels(image, name, max_pixels)
+        return read_pixels(image, name, max_pixels)
 
 
 def _is_svg(data: bytes) -> bool:
@@ -205,7 +205,7 @@ def _is_svg(data: bytes) -> bool:
 def convert(image: PillowImage, max_pixels: int) -> Pixels:
     """uint8[height, width, 3] of the current frame of a PIL image."""
     with _refusing("from Pillow", max_pixels):
-        return _pixels(image, "from Pillow", max_pixels)
+        return read_pixels(image, "from Pillow", max_pixels)
 
 
 def check_size(name: str, width: int, height: int, max_pixels: int) -> None:
@@ -315,7 +315,7 @@ def _check_claims(image: PillowImage, data: bytes, name: str, max_pixels: int) -
         )
 
 
-def _pixels(image: PillowImage, name: str, max_pixels: int) -> Pixels:
+def read_pixels(image: PillowImage, name: str, max_pixels: int) -> Pixels:
     """RGB, upright, on white; the size is checked first."""
     from PIL import Image as Pillow
 

@@ -151,7 +151,7 @@ class Web:
                 return answer
             answer.close()
             linked |= {name: text for name, text in answer.headers.items() if name.startswith("x-")}
-            _check_redirect(str(request.url), str(answer.next_request.url))
+            check_redirect(str(request.url), str(answer.next_request.url))
             request = answer.next_request  # without the token, if it is another host's
         raise PullError(f"{_shown(url)}: more than {MAX_REDIRECTS} redirects")
 
@@ -262,7 +262,7 @@ def _check_address(url: str) -> None:
         raise PullError(f"{_shown(url)} is no http or https address")
 
 
-def _check_redirect(source: str, target: str) -> None:
+def check_redirect(source: str, target: str) -> None:
     """Raise for a redirect from https to http."""
     _check_address(target)
     if source.startswith("https:") and not target.startswith("https:"):

@@ -324,7 +324,7 @@ def _archive(package: Package, folder: Path, outcome: Outcome) -> Path:
     archives = list(folder.glob("*.whl" if package.registry == "pypi" else "*.tgz"))
     if outcome.code == 0 and len(archives) == 1:
         return archives[0]
-    explain = _pip_error if package.registry == "pypi" else _npm_error
+    explain = pip_error if package.registry == "pypi" else _npm_error
     raise explain(package.requirement, outcome)
 
 
@@ -337,7 +337,7 @@ def _npm_error(wanted: str, outcome: Outcome) -> PullError:
     )
 
 
-def _pip_error(wanted: str, outcome: Outcome) -> PullError:
+def pip_error(wanted: str, outcome: Outcome) -> PullError:
     """The error of a failed pip: a line of its output, and a remedy."""
     lines = [line.strip() for line in outcome.errors.splitlines() if line.strip()]
     messages = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")] or lines
