@@ -143,6 +143,7 @@ def test_an_interrupt_changes_nothing_but_the_steps(llm, options):
     assert steps[0] >= steps[1]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "options",
     [

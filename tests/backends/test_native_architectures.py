@@ -33,6 +33,7 @@ def test_native_logits(name, kv, kernels, monkeypatch):
     assert np.abs(logits - expected).max() < NATIVE[kv] * layers * max(1.0, expected.std())
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kernels", _native.kernel_names())
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_bits_whatever_the_batch(name, kernels, monkeypatch):
@@ -59,6 +60,7 @@ def test_the_same_bits_whatever_the_batch(name, kernels, monkeypatch):
     assert (backend.forward(batch)[5:] == whole).all()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_bits_without_packing(name):
     tokens = answer(name, "tokens.1")

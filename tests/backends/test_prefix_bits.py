@@ -95,6 +95,7 @@ EVERYWHERE = [
 ]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("name", "kv", "how"), EVERYWHERE)
 def test_one_after_another_in_a_list_and_streamed(models, name, kv, how):
     options = {"max_tokens": 6, "ignore_eos": True, "logprobs": 2, "loop": "python", **HOW[how]}
@@ -240,6 +241,7 @@ def test_a_tiny_context_that_overflows(name, kv):
     assert np.isfinite([token.logprob for token in first.logprobs]).all()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kv", ["f16", "q8"])
 def test_a_context_that_overflows(smollm2_path, kv):
     options = {"max_tokens": 90, "overflow": "shift", "keep": 4, "ignore_eos": True, "temperature": 0}

@@ -39,6 +39,7 @@ def native(file, threads=2, **options):
     return backend
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kernels", _native.kernel_names())
 @pytest.mark.parametrize("precision", DISTANCE)
 def test_near_the_reference(quantized, kernels, precision, monkeypatch):
@@ -52,6 +53,7 @@ def test_near_the_reference(quantized, kernels, precision, monkeypatch):
     assert np.median(distance) < DISTANCE[precision] * max(1.0, read_spec(file).n_layer / 10)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("kernels", _native.kernel_names())
 @pytest.mark.parametrize("precision", DISTANCE)
 def test_the_same_bits_in_chunks(quantized, kernels, precision, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 from stretto.cache.radix import Radix, common
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("letters", [2, 4, 50])
 def test_against_a_plain_dict(letters):
     rng = random.Random(letters)
