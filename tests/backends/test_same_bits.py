@@ -217,7 +217,7 @@ def real(smollm2_path):
 CHUNKS = {"whole": [300], "64": [64], "7": [7], "random": random_sizes(300, 90)}
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("kv", "chunks"), [("f16", name) for name in CHUNKS] + [("q8", "64"), ("q8", "random")]
 )
