@@ -37,7 +37,7 @@ def installed(monkeypatch):
         points.append(importlib.metadata.EntryPoint(name, f"{__name__}:{value}", "stretto.backends"))
 
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
-    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    monkeypatch.setattr(registry, "entries_by_name", dict(registry.entries_by_name))
     install.counted = counted
     return install
 

@@ -181,15 +181,15 @@ class Real:
         stored = json.loads((GOLDEN / STORED["smollm2"]).read_text())
         texts = [stored["score"][name]["ids"] for name in ("prose", "code", "chat")]
         self.tokens = [token for text in texts * 5 for token in text][:1100]
-        self._backends = {}
+        self.backends = {}
         self._whole = {}
 
     def backend(self, threads=2, kv="f16"):
         """With 2,500 cells; whoever uses one brings its own table of cells."""
-        if (threads, kv) not in self._backends:
+        if (threads, kv) not in self.backends:
             backend = NativeBackend(self.file, self.spec, 2500, threads, kv)
-            self._backends[threads, kv] = backend
-        return self._backends[threads, kv]
+            self.backends[threads, kv] = backend
+        return self.backends[threads, kv]
 
     def rows(self, where, n=300, kv="f16"):
         """The logits at some positions, of one forward pass by one thread."""
@@ -210,7 +210,7 @@ LATE = [255, 256, 257, 511, 512, 513, 1023, 1024, 1025, 1097, 1098, 1099]
 def real(smollm2_path):
     found = Real(smollm2_path)
     yield found
-    for backend in found._backends.values():
+    for backend in found.backends.values():
         backend.close()
 
 

@@ -204,10 +204,10 @@ def one_bias_dropped(backend):
 class NormedAfterSum(ReferenceBackend):
     """The ffn's first norm also replaces the stream that the ffn is added to."""
 
-    def _layer(self, i, layer, x, run):
-        before = super()._layer(i, replace(layer, ffn=None), x, run)
+    def layer(self, i, layer, x, run):
+        before = super().layer(i, replace(layer, ffn=None), x, run)
         w = LayerWeights(self.weights, i, {})
-        return super()._layer(i, layer, x, run) - before + w.norm(layer.ffn_norm, before)
+        return super().layer(i, layer, x, run) - before + w.norm(layer.ffn_norm, before)
 
 
 def become(kind):

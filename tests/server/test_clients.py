@@ -181,7 +181,7 @@ def test_anthropic_answers_and_streams(address, expected):
 def llama(address):
     made = ollama.Client(host=address, headers={"authorization": "Bearer a-key"})
     yield made
-    made._client.close()
+    made.close()
 
 
 def test_ollama_chats(llama, expected):

@@ -94,7 +94,7 @@ def test_ollama_shows_pictures(server):
         client.generate(model="mock", prompt="What?", images=[RED], raw=True)
     with pytest.raises(ollama.ResponseError, match=r"base64|cannot be|none of"):
         client.chat(model="mock", messages=[{"role": "user", "content": "a", "images": [b"no picture"]}])
-    client._client.close()
+    client.close()
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_ollama_fills_a_gap(web):
     client = ollama.Client(host=str(web.base_url))
     answer = client.generate(model="mock", prompt="while (", suffix=")")
     assert answer.context
-    client._client.close()
+    client.close()
     assert answer.response == "hello"
 
 

@@ -23,7 +23,7 @@ def server():
 def client(server):
     made = ollama.Client(host=server.url)
     yield made
-    made._client.close()
+    made.close()
 
 
 @contextmanager

@@ -56,7 +56,7 @@ def test_a_file_is_sent_and_made_a_model_that_ollamas_package_uses(store_home):
         assert client.delete("Brought:v1").status == "success"
         assert (hub.models(), server.state.part(MadeModels).all()) == ([], {})
         assert {one.model for one in client.list().models} == {"mock:latest"}
-        client._client.close()
+        client.close()
 
 
 def test_weights_are_quantised(web):

@@ -115,7 +115,7 @@ def test_ollama_takes_a_schema(server):
     jsonschema.validate(json.loads(answer.message.content), PERSON)
     drawn = client.generate(model="mock", prompt="a", format={"enum": ["x", "y"]}, options={"seed": 1})
     assert json.loads(drawn.response) in ("x", "y")
-    client._client.close()
+    client.close()
 
 
 WRONG = [

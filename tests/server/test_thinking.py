@@ -26,7 +26,7 @@ def client_of(server):
 def ollama_client(server):
     client = ollama.Client(host=server.url)
     yield client
-    client._client.close()
+    client.close()
 
 
 def streamed(client, **asked):

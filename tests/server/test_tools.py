@@ -183,7 +183,7 @@ def test_ollama_calls_tools():
             {"role": "tool", "tool_name": "now", "content": "7"},
         ]
         assert client.chat(**{**asked, "messages": turn}).prompt_eval_count > 100
-        client._client.close()
+        client.close()
 
 
 def test_what_is_wrong_with_tools_is_said():

@@ -126,7 +126,7 @@ def test_computed_again_from_the_file_alone(path):
         sequence.save(path)
     with seeing_llm("mlp", prefix_cache=False) as llm:
         restored = llm.restore(path)
-        restored._runner.release(restored.track)
+        llm.engine.runner.release(restored.track)
         assert restored.n_pending == len(restored)
         assert (restored.logits == logits).all()
         assert llm.vision.n_encoded == 0

@@ -216,7 +216,7 @@ ONNX = BackendEntry(
     "onnx", ONNX_DEVICES, _onnx, missing=_onnx_missing, version=_onnx_version, files=("onnx",)
 )
 
-_entries = {entry.name: entry for entry in (*BUILT_IN, ONNX)}
+entries_by_name = {entry.name: entry for entry in (*BUILT_IN, ONNX)}
 
 
 def names() -> tuple[str, ...]:
@@ -225,7 +225,7 @@ def names() -> tuple[str, ...]:
     >>> names()
     ('native', 'reference', 'llamacpp', 'torch', 'onnx')
     """
-    return tuple(dict.fromkeys((*_entries, *(point.name for point in _points()))))
+    return tuple(dict.fromkeys((*entries_by_name, *(point.name for point in _points()))))
 
 
 def serving(backend: str = "auto", device: str = "auto") -> list[tuple[BackendEntry, str]]:
@@ -269,12 +269,12 @@ def _find(name: str) -> BackendEntry:
     """The entry of that name."""
     if not isinstance(name, str):
         raise _not_one_of("backend", name, names())
-    if name not in _entries:
+    if name not in entries_by_name:
         point = next((point for point in _points() if point.name == name), None)
         if point is None:
             raise _not_one_of("backend", name, names())
-        _entries[name] = _load(point)
-    return _entries[name]
+        entries_by_name[name] = _load(point)
+    return entries_by_name[name]
 
 
 def _all() -> Iterator[BackendEntry]:

@@ -154,9 +154,9 @@ def test_steps_run_without_a_graph_when_memory_is_short(backend, tokens, monkeyp
     same(decoding(backend, cells, tokens[11]), expected[-1])
     decoding(backend, cells, 1)
     assert len(tried) == (short != "nothing is free")
-    assert list(backend.steps._uncaptured.values()) == [steps.STEPS_UNCAPTURED - 1]
+    assert list(backend.steps.uncaptured.values()) == [steps.STEPS_UNCAPTURED - 1]
     backend.steps.clear()
-    assert not backend.steps._uncaptured
+    assert not backend.steps.uncaptured
 
 
 @pytest.mark.parametrize("shape", [(2, 7), (1, None), (3, None)])

@@ -54,5 +54,5 @@ def test_a_cpu_does_not_prefetch():
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3moe"])
 def test_results_do_not_depend_on_prefetching(name):
     models = [TorchBackend(tiny_file(name), tiny_spec(name), 32, "cuda", "f16", "standard") for _ in range(2)]
-    models[0].steps._prefetches = False
+    models[0].steps.prefetches = False
     np.testing.assert_array_equal(decoded_logits(models[0], name), decoded_logits(models[1], name))

@@ -179,7 +179,7 @@ class ReferenceBackend:
             x = feed_forward.spread(whole, x)
         states, scales = [], scales_of(batch.mixes or ())
         for i, layer in enumerate(spec.layers):
-            x = (self._layer if layer.streams is None else self._streams_layer)(i, layer, x, run)
+            x = (self.layer if layer.streams is None else self._streams_layer)(i, layer, x, run)
             if i < spec.deepstack:
                 for row, vector in batch.vectors.items():
                     x[row] += vector[(i + 1) * spec.n_embd : (i + 2) * spec.n_embd]
@@ -202,7 +202,7 @@ class ReferenceBackend:
         """K or V as the cache keeps it: exactly."""
         return x
 
-    def _layer(self, i: int, layer: Layer, x: Floats, run: Pass) -> Floats:
+    def layer(self, i: int, layer: Layer, x: Floats, run: Pass) -> Floats:
         """x with what the layer's mixer and feed-forward add to it, and its input."""
         w = LayerWeights(self.weights, i, layer.slices(), changes=run.changes)
         scale = np.float32(layer.residual_scale)
@@ -224,7 +224,7 @@ class ReferenceBackend:
         """The streams float32[n_stream, n, n_embd] after a layer that computes the first one."""
         w = LayerWeights(self.weights, i, {})
         predicted = feed_forward.predict(layer, w, xs)
-        first = self._layer(i, replace(layer, input=None), predicted[0], run)
+        first = self.layer(i, replace(layer, input=None), predicted[0], run)
         xs = feed_forward.correct(layer, w, predicted, first)
         if layer.input is not None and run.inputs is not None:
             scaled = xs[0] * w["altup_correct_scale.weight"]

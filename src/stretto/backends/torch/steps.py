@@ -86,9 +86,9 @@ class Steps:
         self._is_lean = not exact and uses_kernels(torch.empty(0, device=device)) and lean.is_plain(decoder)
         if self._is_lean:
             lean.prepare(decoder)
-        self._prefetches = is_hopper_or_newer(device) and not self._is_lean
+        self.prefetches = is_hopper_or_newer(device) and not self._is_lean
         self._graphs: dict[Key, Captured] = {}
-        self._uncaptured: dict[Key, int] = {}  # steps that there was no memory for: how many will not try
+        self.uncaptured: dict[Key, int] = {}  # steps that there was no memory for: how many will not try
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     def run(self, work: PassWork, n: int) -> TorchRows:
@@ -122,12 +122,12 @@ class Steps:
     def clear(self) -> None:
         """Free all graphs; steps that had no room for one may try again."""
         self._graphs.clear()
-        self._uncaptured.clear()
+        self.uncaptured.clear()
 
     def _capture(self, key: Key, work: PassWork) -> Captured | None:
         """The graph of a step; None while memory is short: the step runs without one, slower."""
-        if self._uncaptured.get(key, 0):
-            self._uncaptured[key] -= 1
+        if self.uncaptured.get(key, 0):
+            self.uncaptured[key] -= 1
             return None
         if len(self._graphs) >= MOST_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
@@ -151,7 +151,7 @@ class Steps:
                     raise
                 free_again(error, self._graphs.clear)
         if found is None:
-            self._uncaptured[key] = STEPS_UNCAPTURED
+            self.uncaptured[key] = STEPS_UNCAPTURED
         else:
             self._graphs[key] = found
         return found
@@ -169,7 +169,7 @@ class Steps:
         for each in work.works.values():
             append_cells(each.views, each.places, each.offsets, each.lengths, work.cells, work.positions)
             break  # the views are the same for all kinds of layers
-        prefetches = self._prefetches and work.n <= MOST_ROWS
+        prefetches = self.prefetches and work.n <= MOST_ROWS
         run = Pass(work, decoder.memory, has_axes=decoder.spec.has_grid_positions, prefetches=prefetches)
         if self._is_lean and work.n == 1:
             run.is_lean = True
