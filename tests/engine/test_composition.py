@@ -76,6 +76,7 @@ def test_a_grammar_with_a_draft_is_the_grammar_alone(llm, options, wrong_every):
     settled(llm)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("wrong_every", [0, 1, 2, 4])
 def test_hooks_with_a_draft_see_each_token_once(llm, wrong_every):
     seen = []

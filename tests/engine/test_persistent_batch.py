@@ -323,6 +323,7 @@ def test_texts_that_are_cached_already_end_as_any_other(both):
         model.cells.check()
 
 
+@pytest.mark.slow
 def test_no_number_and_no_cell_is_lost_when_any_step_is_interrupted(both):
     llm, plain = both
     prompts = ["p", "quo"]
