@@ -15,13 +15,13 @@ if INTERPRETED:
 pytestmark = pytest.mark.golden
 GOLDEN = Path(__file__).parents[2] / "data" / "golden"
 STORED = {"smollm2": "smollm2-135m-instruct-q4_1.json", "gemma3": "gemma-3-270m-q4_k_m.json"}
-# The mean distance of a token's log-probability: in bfloat16, and in float32, where what is left with Gemma
-# is the answers' own rounding. The native backend, with activations in 8 bits, is at 0.05.
+# The mean distance of a token's log-probability: on a GPU with activations in 8 bits, and in bfloat16; in
+# plain torch with bfloat16, and in float32, where what is left with Gemma is the answers' own rounding.
 NEAR = {
-    ("smollm2", "standard"): 0.02,
-    ("gemma3", "standard"): 0.02,
-    ("smollm2", "high"): 1e-4,
-    ("gemma3", "high"): 1e-3,
+    ("smollm2", "standard"): 0.06 if DEVICE == "cuda" else 0.02,
+    ("gemma3", "standard"): 0.075 if DEVICE == "cuda" else 0.02,
+    ("smollm2", "high"): 0.02 if DEVICE == "cuda" else 1e-4,
+    ("gemma3", "high"): 0.02 if DEVICE == "cuda" else 1e-3,
 }
 # In plain torch on a CPU one is enough.
 CASES = list(NEAR) if DEVICE == "cuda" else [("smollm2", "standard")]

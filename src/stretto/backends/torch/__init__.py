@@ -26,11 +26,12 @@ def open_torch(file: GGUF, spec: ModelSpec, options: BackendOptions) -> TorchBac
     # Cells of encoders stay for one pass: float32 would save nothing, and its products are slow.
     kv = "f16" if spec.is_encoder and options.precision == "standard" else options.kv
     from stretto.backends.torch.backend import TorchBackend
-    from stretto.backends.torch.memory import Need, device_memory, fit_cells
+    from stretto.backends.torch.memory import Need, device_memory, fit_cells, is_wide
 
     cells, n_slots = options.cells, options.n_slots(4 * spec.state_floats)
     if options.device != "cpu":
-        need = Need.of(file, spec, kv=kv, wide=options.precision == "high", n_slots=n_slots)
+        wide = is_wide(file, options.precision, options.device)
+        need = Need.of(file, spec, kv=kv, wide=wide, n_slots=n_slots)
         cells = fit_cells("auto" if options.auto_cells else cells, need, options.device, options.beside)
     if options.auto_cells:  # some models scale positions by the length that there is room for
         spec = read_spec(file, cells)

@@ -18,7 +18,7 @@ from stretto.backends.torch.cells import DeviceCells
 from stretto.backends.torch.decoder import Decoder
 from stretto.backends.torch.device import Tensor, open_device, uses_kernels
 from stretto.backends.torch.loop import Loop
-from stretto.backends.torch.memory import free_again, is_out_of_memory, ran_out
+from stretto.backends.torch.memory import free_again, is_out_of_memory, is_wide, ran_out
 from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.planner import WorkPlanner, bucket_of, kinds_of
 from stretto.backends.torch.rows import RowSampler, TorchRows
@@ -79,8 +79,6 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 Bytes = NDArray[np.uint8]
 
-DTYPES = {"standard": torch.bfloat16, "high": torch.float32}
-
 
 class TorchBackend:
     """Runs a model on a GPU."""
@@ -104,7 +102,9 @@ class TorchBackend:
         self.device = open_device(device)
         self.capabilities = Capabilities(attention=True, fused=True, ahead=self.device.type == "cuda")
         self.n_slots = n_slots if spec.recurrent else 0
-        weights = Weights(file, spec, self.device, DTYPES[precision], n_positions=n_cells)
+        dtype = torch.float32 if is_wide(file, precision, device) else torch.bfloat16
+        octets = precision == "standard"
+        weights = Weights(file, spec, self.device, dtype, n_positions=n_cells, octets=octets)
         self.memory = DeviceCells(spec, n_cells, self.n_slots, kv, self.device)
         self.decoder: Decoder | None = Decoder(weights, self.memory)
         self.weight_bytes = weights.nbytes

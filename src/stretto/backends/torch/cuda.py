@@ -24,6 +24,7 @@ from stretto.errors import StrettoError, Unsupported
 
 SOURCES = Path(__file__).parent / "kernels"
 HEADERS = ("ptx.cuh", "batches.cuh")
+OCTET_HEADERS = (*HEADERS, "octets.cuh")  # of sources of octets.py
 PROGRAMMATIC_SERIALIZATION = 6  # of CUlaunchAttributeID: start before the kernel before has ended
 MAX_DYNAMIC_SHARED = 8  # of CUfunction_attribute
 FREE_SHARED_BYTES = 16 << 10  # a kernel gets without asking, beside those of its own arrays
@@ -130,7 +131,10 @@ def machine_code(
     """A kernel for a kind of GPU, from the cache on disk, or compiled; needs no GPU."""
     arch = "".join(map(str, capability))
     options = (f"--gpu-architecture=sm_{arch}", "--std=c++17", *(f"-D{k}={v}" for k, v in constants))
-    text = "".join((SOURCES / each).read_text() for each in (*HEADERS, source))
+    headers: tuple[str, ...] = HEADERS if "FORMAT" in dict(constants) else HEADERS[:1]
+    if source.endswith("octets.cu"):  # several kernels make the same bits: nothing is fused but what says so
+        headers, options = OCTET_HEADERS, (*options, "--fmad=false")
+    text = "".join((SOURCES / each).read_text() for each in (*headers, source))
     digest = hashlib.sha256("\n".join((str(torch.version.cuda), *options, text)).encode()).hexdigest()
     kept = cache_folder() / f"{name}-{digest[:32]}.cubin"
     if not again:
@@ -331,3 +335,33 @@ def _rows(n: int) -> int:
 
 def _shared_bytes(n: int, part: Packed) -> int:
     return 2 * _rows(n) * PARTS * part.part if n <= 8 else SHARED_BYTES + 1
+
+
+# Rows times a small matrix of float32 (kernels/router.cu): one order of sums for any number of rows.
+
+ROUTER_ROWS = 4  # of x, that a block multiplies where there are many
+
+
+def routes(x: Tensor, weight: Tensor) -> bool:
+    """Whether `router` can multiply these."""
+    return (
+        x.is_cuda
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and weight.dtype == torch.float32
+        and x.shape[1] % 4 == 0
+        and weight.data_ptr() % 16 == 0
+        and is_available()
+    )
+
+
+def router(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """float32[n, rows of the matrix]: the product of rows with a matrix of float32."""
+    x = x.contiguous()
+    (n, columns), rows = x.shape, len(weight)
+    out = torch.empty(n, rows, dtype=torch.float32, device=x.device)
+    each = 1 if n <= ROUTER_ROWS else ROUTER_ROWS
+    constants = {"X": TYPES[x.dtype], "K": columns, "N": rows, "ROWS": each, "BIAS": int(bias is not None)}
+    arguments = [c_void_p(address(t)) for t in (x, weight, bias, out)]
+    kernel = load("router.cu", "router", constants, x.device)
+    kernel.launch(-(-rows // 4) * -(-n // each), 128, 0, [arguments[0], c_int(n), *arguments[1:]])
+    return out

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stretto.backends.torch import activations
+from stretto.backends.torch import activations, cuda, matrix
 from stretto.backends.torch.activations import activate
 from stretto.backends.torch.device import Tensor, uses_kernels
 from stretto.backends.torch.launching import launch
@@ -258,7 +258,7 @@ class ExpertsLayer:
     def __call__(self, x: Tensor) -> Tensor:
         """float32[n, n_embd], from normalised rows."""
         ffn, dtype = self.ffn, self.dtype
-        scores = product(norm(x, self.router_norm, torch.float32), self.router, bias=self.router_bias)
+        scores = self._scores(x)
         if ffn.routing.score_scale != 1.0:
             scores = scores * ffn.routing.score_scale
         chosen, weights = route(ffn.routing, scores, self.correction)
@@ -284,6 +284,14 @@ class ExpertsLayer:
         if self.shared_gate is not None:
             shared = shared * torch.sigmoid(product(x.float(), self.shared_gate))
         return out + shared
+
+    def _scores(self, x: Tensor) -> Tensor:
+        """float32[n, n_expert]: how much the router wants each expert, from normalised rows."""
+        part = self.router.parts[0]
+        if isinstance(part, matrix.Dense) and cuda.routes(x, part.weight):
+            rows = x if self.router_norm is None else norm(x, self.router_norm, torch.float32)
+            return cuda.router(rows, part.weight, self.router_bias)
+        return product(norm(x, self.router_norm, torch.float32), self.router, bias=self.router_bias)
 
 
 FeedLayer = DenseLayer | ExpertsLayer

@@ -19,7 +19,7 @@ two groups of 16 columns, 128 more than they are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -143,6 +143,9 @@ class Packed:
     scales: Tensor
     minima: Tensor | None
     supers: Tensor | None
+    octets: bool = field(
+        default=True, kw_only=True
+    )  # whether bfloat16 rows are rounded to 8 bits to multiply them, where kernels can
 
     @property
     def layout(self) -> Layout:
@@ -164,7 +167,7 @@ class Packed:
         """Some tiles, of which so many rows are meant."""
         kept = self.quants, self.high, self.scales, self.minima, self.supers
         cut = [None if t is None else t[at] for t in kept]
-        return Packed(self.format, rows, self.columns, self.part, *cut)
+        return Packed(self.format, rows, self.columns, self.part, *cut, octets=self.octets)
 
 
 def part_columns(fmt: Format, columns: int) -> int:

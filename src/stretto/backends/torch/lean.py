@@ -89,6 +89,7 @@ def _is_lean(matrix: Matrix, dtype: Any) -> bool:
     return (
         not matrix.halves
         and not (packed and dtype == torch.float32)
+        and all(part.octets for part in packed)
         and all(part.format is not Format.MXFP4 for part in packed)
     )
 

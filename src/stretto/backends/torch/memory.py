@@ -26,6 +26,7 @@ from stretto.weights.gguf import GGUF
 PACKED = frozenset(
     Format[name] for name in ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "BF16", "F16")
 )
+FLOATS = frozenset({Format.F32, Format.F16, Format.BF16})
 NUMBER_BYTES = {"f16": 2.0, "bf16": 2.0, "f32": 4.0, "fp8": 1.0, "q8": 1.0 + 2 / 32}
 SMALLER = {"Q8_0": 8.5, "Q6_K": 6.5625, "Q5_K": 5.5, "Q4_K": 4.5}  # formats to suggest: bits of a number
 
@@ -37,6 +38,14 @@ MIN_CELLS = 2048  # with fewer a model is of no use
 CONTEXTS = 64  # that "auto" has room for; more would only keep memory from others
 MAX_CELLS = 1 << 24
 AUTO_SHARE = 0.9  # of what is left, so that torch's allocator has room for fragments
+
+
+def is_wide(file: GGUF, precision: str, device: str) -> bool:
+    """Whether activations are float32: with high precision, where a GPU multiplies no packed weights."""
+    packed = PACKED - FLOATS
+    return precision == "high" and not (
+        device != "cpu" and any(tensor.format in packed for tensor in file.tensors.values())
+    )
 
 
 @dataclass(frozen=True)
@@ -62,8 +71,7 @@ class Need:
         number = 4 if wide else 2
 
         def nbytes(fmt: Format, count: int) -> int:
-            is_float = fmt in (Format.F32, Format.F16, Format.BF16)
-            return number * count if is_float or fmt not in PACKED else count // fmt.block * fmt.size
+            return number * count if fmt in FLOATS or fmt not in PACKED else count // fmt.block * fmt.size
 
         weights = sum(nbytes(tensor.format, prod(tensor.shape)) for tensor in matrices)
         weights += sum(4 * prod(tensor.shape) for tensor in tensors if len(tensor.shape) == 1)

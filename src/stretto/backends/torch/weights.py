@@ -110,11 +110,22 @@ def _stacked(parts: Sequence[Part]) -> Part:
 
 
 class Weights:
-    """The tensors of a file as the decoder wants them; loading one uploads it."""
+    """The tensors of a file as the decoder wants them; loading one uploads it.
+
+    `octets`: rows are rounded to 8 bits for products with packed ones, where kernels can.
+    """
 
     def __init__(
-        self, file: GGUF, spec: ModelSpec, device: torch.device, dtype: torch.dtype, n_positions: int
+        self,
+        file: GGUF,
+        spec: ModelSpec,
+        device: torch.device,
+        dtype: torch.dtype,
+        n_positions: int,
+        *,
+        octets: bool = True,
     ) -> None:
+        self._octets = octets
         self.file, self.spec, self.device, self.dtype = file, spec, device, dtype
         self.n_positions = min(n_positions, spec.context_length)
         self._matrices = Matrices(file, spec)
@@ -158,6 +169,7 @@ class Weights:
             if not piece.is_copy:
                 self.file.forget(piece.tensor)
         self._count(matrix)
+        matrix = replace(matrix, parts=tuple(map(self._multiplied, matrix.parts)))
         return matrix if uses_kernels(self.probe) else _widened(matrix)
 
     def stack(self, names: Sequence[str], n: int, rows: int, columns: int) -> Stack:
@@ -167,7 +179,11 @@ class Weights:
         for tensor in {piece.tensor.name: piece.tensor for each in pieces for piece in each}.values():
             self.file.forget(tensor)
         self._count(stack)
-        return stack
+        return replace(stack, part=self._multiplied(stack.part))
+
+    def _multiplied(self, part: Part) -> Part:
+        """The part with the rounding of rows that the precision asks for."""
+        return replace(part, octets=self._octets) if isinstance(part, Packed) else part
 
     def _count(self, loaded: Matrix | Stack) -> None:
         self.nbytes += loaded.nbytes

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from stretto.backends.torch import octets
 from stretto.backends.torch.kernels import dense, packed
 from stretto.backends.torch.kernels.packed import arguments, constants, fastest
 from stretto.backends.torch.launching import launch
@@ -24,6 +25,12 @@ def block_rows(pairs, n_expert):
     return 16 if mean <= 16 else 32 if mean <= 64 else 64
 
 
+def octet_rows(pairs, n_expert):
+    """Rows of a block whose rows are rounded to 8 bits."""
+    mean = pairs / n_expert
+    return 8 if mean <= 4 else 16 if mean <= 16 else 32 if mean <= 128 else 64
+
+
 def product(x, stack, assignment, out, bias, act, clamp):
     """Each row times its experts' matrices, written into `out`."""
     x = x.contiguous()
@@ -32,6 +39,17 @@ def product(x, stack, assignment, out, bias, act, clamp):
     limit, alpha = clamp or (0.0, 0.0)
     act = CLAMPED if clamp else act
     each = 1 if len(x) == pairs else assignment.used
+    if isinstance(stack.part, Packed) and octets.multiplies(x, stack.part):
+        how = out, bias, act, gated
+        if pairs <= min(ALONE, stack.n_expert):
+            chosen = octets.Chosen(stack.rows, assignment.chosen.reshape(-1), None, each)
+            octets.few(x, stack.part, *how, chosen=chosen, clamp=(limit, alpha))
+        else:
+            experts, places = assignment.blocks(octet_rows(pairs, stack.n_expert))
+            chosen = octets.Chosen(stack.rows, experts, places, each)
+            rounded = octets.round_rows(x, stack.part)
+            octets.many(rounded, stack.part, *how, chosen=chosen, clamp=(limit, alpha))
+        return
     if pairs > ALONE:
         mode, size = 1, block_rows(pairs, stack.n_expert)
         experts, places = assignment.blocks(size)

@@ -42,8 +42,8 @@ __device__ __forceinline__ void multiply(
     a = fmaf(of_half(scale) * dx, number_of(n), a);
   } else if (FORMAT == 3) {  // twice the numbers; a selector with its fourth bit set selects the sign, which is 0
     const u32 low = 0x03020100u, up = 0x0c080604u, w = words[at], v = w >> 16;
-    int n = dot4(permute(low, up, v), x.y, dot4(permute(low, up, w), x.x, MAGIC));
-    int m = dot4(permute(low, up, v ^ 0x8888), x.y, dot4(permute(low, up, w ^ 0x8888), x.x, 0));
+    int n = dot4(permute_signed(low, up, v), x.y, dot4(permute_signed(low, up, w), x.x, MAGIC));
+    int m = dot4(permute_signed(low, up, v ^ 0x8888), x.y, dot4(permute_signed(low, up, w ^ 0x8888), x.x, 0));
     const u32 exponent = scale << 23;
     a = fmaf(__uint_as_float(exponent > 0x400000u ? exponent : 0x400000u) * (0.5f * dx), number_of(n - m), a);
   } else {

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from stretto.backends.torch import cuda
+from stretto.backends.torch import cuda, octets
 from stretto.backends.torch.device import is_interpreting
 from stretto.backends.torch.kernels import dense
 from stretto.backends.torch.kernels.dense import finish
@@ -204,7 +204,9 @@ def fused_tile(rows, n):
 
 def product(x, part, out, bias, act, gated):
     """The product with a packed part of a matrix, written into `out`."""
-    if len(x) <= FEW_ROWS and cuda.fits(x, part, act):
+    if octets.multiplies(x, part):
+        octets.multiply(x, part, out, bias, act, gated)
+    elif len(x) <= FEW_ROWS and cuda.fits(x, part, act):
         cuda.few(x, part, out, bias, act, gated)
     elif len(x) <= FUSED_ROWS and x.dtype != torch.float32:
         run_fused(x, part, out, bias, act, gated)

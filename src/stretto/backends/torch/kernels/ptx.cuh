@@ -40,6 +40,12 @@ __device__ __forceinline__ int dot4(u32 a, u32 b, int c) {
   return d;
 }
 __device__ __forceinline__ u32 permute(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
+// The same, where a selector with its fourth bit set selects the byte's sign.
+__device__ __forceinline__ u32 permute_signed(u32 a, u32 b, u32 selector) {
+  u32 v;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(selector));
+  return v;
+}
 
 __device__ __forceinline__ float of_half(u32 bits) {
   float f;
@@ -64,6 +70,14 @@ __device__ __forceinline__ void mma(float acc[4], const u32 a[4], u32 b0, u32 b1
       "{%0, %1, %2, %3};"
       : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// The same of 32 columns of signed 8-bit numbers, in exact sums that begin with `c`.
+__device__ __forceinline__ void imma(int to[4], const u32 a[4], u32 b0, u32 b1, int c) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%10, %10, %10, %10};"
+      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c));
 }
 __device__ __forceinline__ u32 pair(float low, float high) {
   u32 v;
@@ -97,4 +111,33 @@ __device__ __forceinline__ void await_inputs() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+// Copies into shared memory that nobody waits for: `commit` ends a group, `await_copies` waits until at most so many
+// groups are under way. What is not wanted becomes 0.
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void copy16(void* to, const void* from, bool wanted) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(wanted ? 16 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void copy8(void* to, const void* from, bool wanted) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(to)), "l"(from), "r"(wanted ? 8 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void copy4(void* to, const void* from, bool wanted) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(wanted ? 4 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> __device__ __forceinline__ void await_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+// Sums of other blocks: what is written before `fence` is seen by those that read it freshly behind theirs.
+__device__ __forceinline__ void fence() { __threadfence(); }
+__device__ __forceinline__ float read_fresh(const float* p) {
+  float v;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(p));
+  return v;
 }
