@@ -131,7 +131,9 @@ def test_any_number_of_rows_has_the_same_bits(fmt):
         assert torch.equal(out, found[19])
 
 
-@pytest.mark.parametrize(("fmt", "columns"), [(Format.Q8_0, 2880), (Format.MXFP4, 2880), (Format.Q4_K, 4096)])
+@pytest.mark.parametrize(
+    ("fmt", "columns"), [(Format.Q8_0, 2880), (Format.MXFP4, 2880), (Format.Q4_K, 14336)]
+)
 def test_sums_of_parts_of_narrow_matrices_are_those_of_wide_ones(fmt, columns, monkeypatch):
     part, x = packed(fmt, 72, columns), torch.randn(9, columns)
     alone, split, whole = (torch.full((9, 72), torch.nan) for _ in range(3))
@@ -170,3 +172,13 @@ def test_pairs_have_the_bits_of_their_experts_alone(fmt, size):
     pairs = octets.Chosen(48, experts, blocks, used)
     octets.many(octets.round_rows(x, part), part, out, bias, 0, False, chosen=pairs)
     assert torch.equal(out, single)
+
+
+@pytest.mark.parametrize("fmt", PACKED, ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("columns", [2048, 14336, 28672])
+def test_blocks_fit_the_shared_memory_of_every_gpu(fmt, columns):
+    part, cpu = packed(fmt, 16, columns), torch.device("cpu")
+    for rows in (33, 64, 65, 4096):
+        assert octets.block_bytes(part, octets.tile_of(rows, part, cpu)) <= octets.LEAST_SHARED_BYTES
+    for rows in (8, 16, 32):
+        assert octets.block_bytes(part, (rows, *octets.EXPERTS_TILE)) <= octets.LEAST_SHARED_BYTES

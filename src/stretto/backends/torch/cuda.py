@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from stretto.backends.torch.device import Tensor, is_hopper_or_newer, multiprocessors
+from stretto.backends.torch.launching import compilers
 from stretto.backends.torch.layouts import PARTS, TILE_ROWS, Packed
 from stretto.errors import StrettoError, Unsupported
 
@@ -89,6 +90,13 @@ class Kernel:
         self._shared_bytes = shared_bytes
 
 
+class Unlaunched:
+    """A kernel that is compiled ahead of its launches."""
+
+    def launch(self, *_: Any, **__: Any) -> None:
+        """Compute nothing."""
+
+
 def is_available() -> bool:
     """Whether kernels can be compiled here."""
     return _library() is not None
@@ -106,8 +114,12 @@ def require() -> Any:
     return lib
 
 
-def load(source: str, name: str, constants: Mapping[str, int], device: Any) -> Kernel:
+def load(source: str, name: str, constants: Mapping[str, int], device: Any) -> Kernel | Unlaunched:
     """The kernel of a source file with these constants, compiled or from the cache on disk."""
+    if (threads := compilers()) is not None:
+        capability = torch.cuda.get_device_capability(device)
+        threads.submit(machine_code, source, name, tuple(sorted(constants.items())), capability)
+        return Unlaunched()
     return _load(source, name, tuple(sorted(constants.items())), torch.device(device))
 
 

@@ -61,9 +61,15 @@ def compiling() -> Iterator[None]:
     try:
         n = min(MOST_COMPILERS, os.cpu_count() or 1)
         with ThreadPoolExecutor(n) as threads, AsyncCompileMode(threads, ignore_errors=True):
+            _STATE.threads = threads
             yield
     finally:
-        _STATE.compiles = False
+        _STATE.compiles, _STATE.threads = False, None
+
+
+def compilers() -> ThreadPoolExecutor | None:
+    """The threads that compile, where launches are only to compile kernels."""
+    return getattr(_STATE, "threads", None)
 
 
 class Form:

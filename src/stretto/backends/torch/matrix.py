@@ -1,7 +1,8 @@
 """Matrices on the device, and their product with rows.
 
-A product gives a row the same bits whatever rows are beside it: K is walked in one order by every kernel. A
-packed weight means its exact value rounded to bfloat16 (float32 if activations are), in whatever kernel.
+A product gives a row the same bits whatever rows are beside it: K is walked in one order by every kernel.
+Rows of bfloat16 are rounded to 8 bits for packed weights (octets.py); where they are not, a packed weight
+means its exact value rounded to bfloat16 (float32 if activations are), in whatever kernel.
 
     qkv = Matrix.load([q, k, v], columns, device, torch.bfloat16)
     y = product(x, qkv)                                               # [n, rows of all three]

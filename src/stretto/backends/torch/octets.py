@@ -22,10 +22,13 @@ from stretto.backends.torch.layouts import PARTS, TILE_ROWS, Packed
 
 FEW_ROWS = 32  # by few_octets.cu
 PLACES = 8  # rows are rounded into multiples of it
-ROUNDED_BY_BLOCKS = 2  # rows of x, up to which each block rounds them itself
+ROUNDED_BY_BLOCKS = 2  # rows of x, up to which each block rounds them itself,
+ROUNDED_BYTES = 64 << 10  # if they take no more
 READY = 3  # X of few_octets.cu: rows have been rounded
 SUPER_CODE = 4  # of layouts: formats in blocks of 256 from here on
-NARROW, MIDDLE = 5120, 8192  # rows of a matrix
+LEAST_SHARED_BYTES = 99 << 10  # of a block, that every GPU has
+EXPERTS_TILE = 8, 2, 2  # warps, stages, blocks of a multiprocessor
+NARROW, LONG = 5120, 8192  # rows of a matrix, and columns
 COUNTERS = 1 << 16  # blocks of sums that are split
 
 
@@ -139,7 +142,8 @@ def few(
 ) -> None:
     """`multiply` for up to 32 rows, or for pairs of rows and experts, each by itself."""
     n = len(out) if chosen else len(x)
-    if rounded is None and not chosen and n > ROUNDED_BY_BLOCKS:
+    by_blocks = n <= ROUNDED_BY_BLOCKS and shared_bytes(part, n) <= ROUNDED_BYTES
+    if rounded is None and not chosen and not by_blocks:
         rounded = round_rows(x, part)
     rows = rounded.places if rounded else 1 if chosen else _power(n)
     n_rows = chosen.rows if chosen else part.rows
@@ -164,12 +168,22 @@ def few(
 Tile = tuple[int, int, int, int]  # rows, warps, stages, blocks of a multiprocessor
 
 
-def tile_of(rows: int, part: Packed) -> Tile:
+def tile_of(rows: int, part: Packed, device: Any) -> Tile:
     """How many_octets.cu cuts so many rows, as measured on an H200."""
-    if rows <= 64:
-        n = part.rows
-        return (64, 8, 3, 1) if n <= NARROW else (64, 4, 2, 3) if n <= MIDDLE else (32, 8, 2, 2)
-    return 64, 8, 2, 1 if part.layout.code == 6 else 2
+    if rows > 64 or part.rows > NARROW:
+        return 64, 4, 2, 3
+    tile = 64, 8, 3, 1
+    fits = block_bytes(part, tile) <= shared_limit(device)
+    return tile if part.columns > LONG and fits else (32, 8, 2, 2)
+
+
+@lru_cache(maxsize=8)
+def shared_limit(device: Any) -> int:
+    """Bytes of shared memory that a block may have."""
+    if device.type != "cuda":
+        return LEAST_SHARED_BYTES
+    found = torch.cuda.get_device_properties(device)
+    return int(getattr(found, "shared_memory_per_block_optin", LEAST_SHARED_BYTES))
 
 
 def many(
@@ -188,12 +202,12 @@ def many(
     device, n = out.device, len(out)
     if chosen is None:
         n_rows = part.rows
-        rows, block, stages, at_once = tile or tile_of(n, part)
+        rows, block, stages, at_once = tile or tile_of(n, part, device)
         row_blocks = -(-n // rows)
     else:
         assert chosen.pairs is not None
         n_rows, row_blocks, rows = chosen.rows, len(chosen.experts), chosen.pairs.shape[1]
-        block, stages, at_once = tile[1:] if tile else (4, 3, 1)
+        block, stages, at_once = tile[1:] if tile else EXPERTS_TILE
     blocks = -(-n_rows // (TILE_ROWS * block))
     split = int(chosen is None and blocks * row_blocks < 2 * multiprocessors(device))
     constants = {
@@ -222,6 +236,12 @@ def many(
 def _counters(device: Any) -> Tensor:
     """Zeros, which kernels leave as such."""
     return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+
+
+def block_bytes(part: Packed, tile: Tile) -> int:
+    """Shared memory of a block of many_octets.cu, sums included."""
+    rows, block, stages, _ = tile
+    return stages * stage_bytes(part, rows, block) + rows * (4 * (block * TILE_ROWS + 4) + 8)
 
 
 def stage_bytes(part: Packed, rows: int, block: int) -> int:

@@ -28,7 +28,7 @@ def block_rows(pairs, n_expert):
 def octet_rows(pairs, n_expert):
     """Rows of a block whose rows are rounded to 8 bits."""
     mean = pairs / n_expert
-    return 8 if mean <= 4 else 16 if mean <= 16 else 32 if mean <= 128 else 64
+    return 8 if mean <= 4 else 16 if mean <= 16 else 32
 
 
 def product(x, stack, assignment, out, bias, act, clamp):

@@ -56,7 +56,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_octets(
   const u32 blocks = gridDim.x / pairs, block = blockIdx.x / pairs;
   const int tile = TILES * block / blocks, tiles = (int)(TILES * (block + 1) / blocks) - tile;
   const int total = tiles * BATCHES;
-  const Octets mine = X == 3 ? ready : Octets{(char*)xs, (char*)xs + NUMBER_BYTES, (char*)xs + NUMBER_BYTES + SCALE_BYTES};
+  char* shared = (char*)xs;
+  const Octets mine = X == 3 ? ready : Octets{shared, shared + NUMBER_BYTES, shared + NUMBER_BYTES + SCALE_BYTES};
   Batch one, two;
   int behind = 0;  // tiles of other experts
   if (!EXPERTS) load(one, weights, tile, begin, end, part, lane, total > 0);

@@ -4,9 +4,10 @@
 // of K at a time, and those that follow are on their way meanwhile. Where a matrix is narrow, a block has one part of
 // K; the last one of four adds them up.
 //
-// Constants beside those of octets.cuh: ROWS (8 to 64), BLOCK warps, STAGES, AT_ONCE (blocks of a multiprocessor), SPLIT, GATED, EXPERTS (a block's rows are
-// pairs of a row and its expert, `each` pairs for a row of x; pairs and experts of blocks below 0 are none).
-constexpr int NB = ROWS / 8, WIDTH = BLOCK * 16, BLOCK_THREADS = BLOCK * 32, MAX_TILE = BLOCK;
+// Constants beside those of octets.cuh: ROWS (8 to 64), BLOCK warps, STAGES, AT_ONCE (blocks of a multiprocessor),
+// SPLIT, GATED, EXPERTS (a block's rows are pairs of a row and its expert, `each` pairs for a row of x; pairs and
+// experts of blocks below 0 are none).
+constexpr int NB = ROWS / 8, WIDTH = BLOCK * 16, BLOCK_THREADS = BLOCK * 32;
 constexpr int STAGE_GROUPS = U * GROUPS, STAGE_SCALES = STAGE_GROUPS / GROUPS_OF_SCALE;
 // A stage in shared memory: x, then what each warp has.
 constexpr int AT_SCALES = STAGE_GROUPS * ROWS * 32, AT_SUMS = AT_SCALES + STAGE_SCALES * ROWS * 4;
@@ -25,66 +26,102 @@ __device__ __forceinline__ Place place_of(int i, int first_part) {
   return {first_part + i / IN_PART, first, slice + PER < STEPS ? slice + PER : STEPS};
 }
 
-__device__ __forceinline__ void load_weights(char* stage, const Weights& w, int tile, bool is_tile, const Place& at, int lane) {
+// Where a thread copies from: addresses of its pieces of the first stage.
+struct Source {
+  const char *quants, *high, *wscales, *wminima, *supers;
+  const char *numbers, *sums, *scales;
+};
+
+// A thread copies pieces of one row: PIECES threads have a group of 32 columns of all rows, two for each.
+constexpr int PIECES = 2 * ROWS, GROUPS_AT_ONCE = BLOCK_THREADS / PIECES;
+// Scales are copied four rows at a time where rows stand beside each other.
+constexpr int SCALE_ROWS = EXPERTS ? 1 : 4, SCALE_PIECES = ROWS / SCALE_ROWS;
+constexpr int SCALES_AT_ONCE = BLOCK_THREADS / SCALE_PIECES;
+static_assert(BLOCK_THREADS % PIECES == 0, "");
+
+__device__ __forceinline__ Source source_of(
+    const Weights& w, const Octets& x, const int* from, int tile, int lane, int thread) {
+  const long units = (long)tile * STEPS * 4;
+  const int row = from[thread % PIECES / 2], scale_row = from[thread % SCALE_PIECES * SCALE_ROWS];
+  return {
+      w.quants + (units * 32 + lane) * 16,
+      w.high + (units * 32 + lane) * HIGH_BYTES,
+      w.scales + (units + lane / 8 * 4) * 64 + lane % 8 * 8,
+      w.minima + (units + lane / 8 * 4) * 64 + lane % 8 * 8,
+      w.supers + (units / SPAN + lane / 8 * 4) * 64 + lane % 8 * 8,
+      x.numbers + row * 32 + thread % 2 * 16,
+      x.sums + row * 32 + thread % 2 * 16,
+      x.scales + scale_row * 4};
+}
+
+__device__ __forceinline__ void load_weights(char* stage, const Source& from, const Place& at, int lane) {
+  const int unit = at.first * 4 + at.part;
 #pragma unroll
   for (int j = 0; j < U; j++) {
-    const bool ok = is_tile && at.first + j < at.last;
-    const long unit = ((long)tile * STEPS + at.first + j) * 4 + at.part;
-    copy16(stage + (j * 32 + lane) * 16, ok ? w.quants + (unit * 32 + lane) * 16 : w.quants, ok);
-    if (FORMAT == 5) copy4(stage + AT_HIGH + (j * 32 + lane) * 4, ok ? w.high + (unit * 32 + lane) * 4 : w.high, ok);
-    if (FORMAT == 6) copy8(stage + AT_HIGH + (j * 32 + lane) * 8, ok ? w.high + (unit * 32 + lane) * 8 : w.high, ok);
+    const bool ok = EVEN || at.first + j < at.last;
+    copy16(stage + (j * 32 + lane) * 16, from.quants + (long)unit * 512 + j * 2048, ok);
+    if (FORMAT == 5) copy4(stage + AT_HIGH + (j * 32 + lane) * 4, from.high + (long)unit * 128 + j * 512, ok);
+    if (FORMAT == 6) copy8(stage + AT_HIGH + (j * 32 + lane) * 8, from.high + (long)unit * 256 + j * 1024, ok);
   }
-#pragma unroll
-  for (int i = lane; i < U * 8; i += 32) {
-    const int step = at.first + i / 8;
-    const bool ok = is_tile && step < at.last;
-    const long unit = (((long)tile * STEPS + step) * 4 + at.part) * 8 + i % 8;
-    copy8(stage + AT_WSCALES + i * 8, ok ? w.scales + unit * 8 : w.scales, ok);
-    if (FORMAT == 2) copy8(stage + AT_WMINIMA + i * 8, ok ? w.minima + unit * 8 : w.minima, ok);
+  if (lane < U * 8) {
+    const bool ok = EVEN || at.first + lane / 8 < at.last;
+    copy8(stage + AT_WSCALES + lane * 8, from.wscales + (long)unit * 64, ok);
+    if (FORMAT == 2) copy8(stage + AT_WMINIMA + lane * 8, from.wminima + (long)unit * 64, ok);
   }
   if (SUPER && lane < U / SPAN * 8) {
-    const int step = at.first + lane / 8 * SPAN;
-    const bool ok = is_tile && step < at.last;
-    const long span = (((long)tile * (STEPS / SPAN) + step / SPAN) * 4 + at.part) * 8 + lane % 8;
-    copy8(stage + AT_SUPERS + lane * 8, ok ? w.supers + span * 8 : w.supers, ok);
+    const long span = at.first / SPAN * 4 + at.part;
+    copy8(stage + AT_SUPERS + lane * 8, from.supers + span * 64, EVEN || at.first < at.last);
   }
 }
 
-// `from`: the rows of x that the block's rows are.
-__device__ __forceinline__ void load_x(char* stage, const Octets& x, const int* from, int rows, const Place& at, int thread) {
-  const long group = ((long)at.part * STEPS + at.first) * GROUPS;
-  const int groups = (at.last - at.first < U ? at.last - at.first : U) * GROUPS;
-#pragma unroll 4
-  for (int i = thread; i < STAGE_GROUPS * ROWS * 2; i += BLOCK_THREADS) {
-    const int g = i / (ROWS * 2), r = i / 2 % ROWS;
-    const bool ok = g < groups;
-    copy16(stage + i * 16, ok ? x.numbers + ((group + g) * rows + from[r]) * 32 + i % 2 * 16 : x.numbers, ok);
+__device__ __forceinline__ void load_x(
+    char* stage, const Octets& x, const Source& from, int rows, const Place& at, int thread) {
+  const int group = (at.part * STEPS + at.first) * GROUPS, scale = group / GROUPS_OF_SCALE;
+  const int groups = EVEN ? STAGE_GROUPS : (at.last - at.first < U ? at.last - at.first : U) * GROUPS;
+  const bool is_any = EVEN || at.first < at.last;
+  const int its_group = thread / PIECES;
+#pragma unroll
+  for (int g = 0; g < STAGE_GROUPS; g += GROUPS_AT_ONCE) {
+    if (STAGE_GROUPS % GROUPS_AT_ONCE && g + its_group >= STAGE_GROUPS) break;
+    const bool ok = EVEN || g + its_group < groups;
+    copy16(stage + (g * PIECES + thread) * 16, from.numbers + (long)(group + g + its_group) * rows * 32, ok);
   }
-  const long scale = group / GROUPS_OF_SCALE;
-  const int scales = groups / GROUPS_OF_SCALE;
-#pragma unroll 4
-  for (int i = thread; i < STAGE_SCALES * ROWS; i += BLOCK_THREADS) {
-    const int g = i / ROWS, r = i % ROWS;
-    const bool ok = g < scales;
-    const long n = (scale + g) * rows + from[r];
-    copy4(stage + AT_SCALES + i * 4, ok ? x.scales + n * 4 : x.scales, ok);
-    if (FORMAT == 2) copy4(stage + AT_SUMS + i * 4, ok ? x.sums + n * 4 : x.sums, ok);
-    if (MINIMA) {
-      copy16(stage + AT_SUMS + i * 32, ok ? x.sums + n * 32 : x.sums, ok);
-      copy16(stage + AT_SUMS + i * 32 + 16, ok ? x.sums + n * 32 + 16 : x.sums, ok);
+  if (MINIMA) {
+#pragma unroll
+    for (int g = 0; g < STAGE_SCALES; g += GROUPS_AT_ONCE) {
+      if (g + its_group >= STAGE_SCALES) break;
+      const long sum = (long)(scale + g + its_group) * rows;
+      copy16(stage + AT_SUMS + (g * PIECES + thread) * 16, from.sums + sum * 32, is_any);
+    }
+  }
+  const int its_scale = thread / SCALE_PIECES;
+#pragma unroll
+  for (int g = 0; g < STAGE_SCALES; g += SCALES_AT_ONCE) {
+    if (g + its_scale >= STAGE_SCALES) break;
+    const bool ok = SUPER ? is_any : EVEN || g + its_scale < groups;
+    const int to = (g * SCALE_PIECES + thread) * SCALE_ROWS * 4;
+    const char* scales = from.scales + (long)(scale + g + its_scale) * rows * 4;
+    const char* sums = scales + (x.sums - x.scales);  // of as many numbers
+    if (EXPERTS) {
+      copy4(stage + AT_SCALES + to, scales, ok);
+      if (FORMAT == 2) copy4(stage + AT_SUMS + to, sums, ok);
+    } else {
+      copy16(stage + AT_SCALES + to, scales, ok);
+      if (FORMAT == 2) copy16(stage + AT_SUMS + to, sums, ok);
     }
   }
 }
 
 __device__ __forceinline__ void read(Batch& to, const char* stage, int lane) {
+  const char *its = stage + lane * 16, *row = stage + lane / 4 * 8;
 #pragma unroll
   for (int j = 0; j < U; j++) {
-    to.numbers[j] = *(const uint4*)(stage + (j * 32 + lane) * 16);
-    to.scales[j] = *(const uint2*)(stage + AT_WSCALES + (j * 8 + lane / 4) * 8);
-    if (FORMAT == 2) to.minima[j] = *(const uint2*)(stage + AT_WMINIMA + (j * 8 + lane / 4) * 8);
+    to.numbers[j] = *(const uint4*)(its + j * 512);
+    to.scales[j] = *(const uint2*)(row + AT_WSCALES + j * 64);
+    if (FORMAT == 2) to.minima[j] = *(const uint2*)(row + AT_WMINIMA + j * 64);
     if (FORMAT == 5) to.high[j].x = *(const u32*)(stage + AT_HIGH + (j * 32 + lane) * 4);
     if (FORMAT == 6) to.high[j] = *(const uint2*)(stage + AT_HIGH + (j * 32 + lane) * 8);
-    if (SUPER && j % SPAN == 0) to.supers[j / SPAN] = *(const uint2*)(stage + AT_SUPERS + (j / SPAN * 8 + lane / 4) * 8);
+    if (SUPER && j % SPAN == 0) to.supers[j / SPAN] = *(const uint2*)(row + AT_SUPERS + j / SPAN * 64);
   }
 }
 
@@ -96,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, AT_ONCE) many_octets
   __shared__ int from[ROWS], to_rows[ROWS], is_last;
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const int row_block = blockIdx.x % row_blocks, rest = blockIdx.x / row_blocks;
-  const int part = SPLIT ? rest % 4 : 0, first_tile = (SPLIT ? rest / 4 : rest) * MAX_TILE, tile = first_tile + warp;
+  const int part = SPLIT ? rest % 4 : 0, first_tile = (SPLIT ? rest / 4 : rest) * BLOCK, tile = first_tile + warp;
   const int total = IN_PART * (SPLIT ? 1 : 4);
   char* stages = (char*)xs;
   int behind = 0;
@@ -111,15 +148,16 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, AT_ONCE) many_octets
     const int row = EXPERTS ? pairs[row_block * ROWS + i] : row_block * ROWS + i;
     const bool is_row = row >= 0 && row < rows;
     to_rows[i] = is_row ? row : -1;
-    from[i] = is_row ? row / each : 0;
+    from[i] = !EXPERTS ? (row < x_rows ? row : x_rows - 8 + i % 8) : is_row ? row / each : 0;
   }
   __syncthreads();
+  const Source source = source_of(weights, x, from, behind + (tile < TILES ? tile : TILES - 1), lane, thread);
   auto start = [&](int i) {
     if (i < total) {
       const Place at = place_of(i, part);
       char* stage = stages + i % STAGES * STAGE_BYTES;
-      load_weights(stage + AT_WEIGHTS + warp * WARP_BYTES, weights, behind + tile, tile < TILES, at, lane);
-      load_x(stage, x, from, x_rows, at, thread);
+      load_weights(stage + AT_WEIGHTS + warp * WARP_BYTES, source, at, lane);
+      load_x(stage, x, source, x_rows, at, thread);
     }
     commit();
   };
@@ -190,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, AT_ONCE) many_octets
       if (i % WIDTH < count) mine[((long)part * ROWS + i / WIDTH) * N + i % WIDTH] = y[i / WIDTH][i % WIDTH];
     fence();
     __syncthreads();
-    int* counter = counters + row_block * ((TILES + MAX_TILE - 1) / MAX_TILE) + rest / 4;
+    int* counter = counters + row_block * ((TILES + BLOCK - 1) / BLOCK) + rest / 4;
     if (thread == 0) is_last = atomicAdd(counter, 1) == 3;
     __syncthreads();
     if (!is_last) return;
@@ -212,8 +250,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, AT_ONCE) many_octets
     float v[EACH];
 #pragma unroll
     for (int e = 0; e < EACH; e++) v[e] = BIAS ? y[m][n + e] + bias[first_tile * 16 + n + e] : y[m][n + e];
-    write(
-        out, row * stride + (first_tile * 16 + n) / EACH, GATED ? gate(v[0], v[EACH - 1], limit, alpha) : activate(v[0]),
-        false);
+    const float made = GATED ? gate(v[0], v[EACH - 1], limit, alpha) : activate(v[0]);
+    write(out, row * stride + (first_tile * 16 + n) / EACH, made, false);
   }
 }

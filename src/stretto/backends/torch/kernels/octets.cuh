@@ -17,7 +17,7 @@ constexpr float FACTOR = FORMAT == 1 ? 1 / 16.f : FORMAT == 3 ? 1 / 2.f : FORMAT
 __device__ __forceinline__ float number_of(int sum) { return __int_as_float(sum) - __int_as_float(MAGIC); }
 
 // numbers [32 columns][rows][4 lanes][2 words]; scales float [groups][rows]; sums of groups as scales (Q4_1: times the
-// scale), or [spans of 256][rows][4 lanes][2 words]: two sums of 32 columns each, multiples of 64 and rests, in bfloat16.
+// scale), or [spans of 256][rows][4 lanes][2 words]: two sums of 32 columns each, multiples of 64 and rests, bfloat16.
 struct Octets {
   char *numbers, *scales, *sums;
 };
@@ -203,8 +203,9 @@ __device__ __forceinline__ void end_span(Sums& to, const Span& w, const float* s
 #pragma unroll
   for (int e = 0; e < 4; e++) {
     if (!needs<ROWS_OF_X>(e)) continue;
-    to.done[e] = fmaf((float)to.whole[e], w.d[e / 2] * scales[e % 2], to.done[e]);
-    if (MINIMA) to.done[e] = fmaf(least[e], w.least[e / 2] * scales[e % 2], to.done[e]);
+    float sum = (float)to.whole[e] * w.d[e / 2];
+    if (MINIMA) sum = fmaf(least[e], w.least[e / 2], sum);
+    to.done[e] = fmaf(sum, scales[e % 2], to.done[e]);
     to.whole[e] = 0;
   }
 }

@@ -1,4 +1,4 @@
-"""Products with packed weights: numbers become bfloat16 on the way to the tensor cores.
+"""Products with packed weights in 16 bits: numbers become bfloat16 on the way to the tensor cores.
 
 The layout (layouts.py) gives each thread the numbers that it multiplies. Each warp walks one of the four
 parts of K; their sums are added in order. Many rows are multiplied with widened weights, with the same bits:
