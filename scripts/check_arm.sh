@@ -25,7 +25,7 @@ if newer $out/kernels_check csrc tests/native/kernels_check.cpp scripts/check_ar
     $compiler $flags $neon+i8mm -c csrc/kernels/neon/i8mm.cpp -o $out/i8mm.o
     $compiler $flags $neon -c csrc/kernels/neon/direct_neon.cpp -o $out/direct_neon.o
     $compiler $flags -static -o $out/kernels_check tests/native/kernels_check.cpp $out/*neon.o $out/i8mm.o \
-        csrc/weights/{blocks,blocks_small,formats,grids,kquants,pack}.cpp csrc/hardware/features.cpp \
+        csrc/weights/{blocks,formats,grids,kquants,pack}.cpp csrc/hardware/features.cpp \
         csrc/kernels/select.cpp csrc/kernels/portable/{portable,direct_portable}.cpp
 fi
 done=$($run $out/kernels_check)

@@ -23,7 +23,7 @@ avx512="$avx2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-v
 neon="-march=armv8.2-a+dotprod+fp16"
 common="hardware/dots hardware/features hardware/probe kernels/portable/direct_portable kernels/portable/portable kernels/product
         kernels/select model/attention model/decoder model/experts model/forward model/loop sampling/logits_row sampling/mixture
-        sampling/sampler threads/pool vision/vision weights/blocks weights/blocks_small weights/formats weights/grids
+        sampling/sampler threads/pool vision/vision weights/blocks weights/formats weights/grids
         weights/kquants weights/pack"
 declare -A emulated_with  # the first compiler of each family
 

@@ -1,4 +1,4 @@
-// Formats with code books: an index chooses eight numbers, or four. Included by direct_formats.h; weights/blocks_small.cpp has
+// Formats with code books: an index chooses eight numbers, or four. Included by direct_formats.h; weights/blocks.cpp has
 // them in plain words.
 
 template <int Size, int Groups>

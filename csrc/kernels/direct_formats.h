@@ -132,7 +132,7 @@ struct Mxfp4 : Rows<32, 17, 1, false, 0, false> {
 struct Nvfp4 : Rows<64, 36, 2, false, 0, false> {
     template <int g>
     ALWAYS Bytes32 quants(const uint8_t* p) const { return chosen(kE2m1, swap_middle(nibbles(load16b(p + 4 + 16 * g)))); }
-    // As e4m3_half in weights/blocks_small.cpp.
+    // As e4m3_half in weights/blocks.cpp.
     ALWAYS static float scale(uint8_t x) {
         return x == 0x7f ? 0.0f : float_of_bits(static_cast<uint32_t>(x & 0x7f) << 20) * 0x1p119f;
     }

@@ -1,7 +1,7 @@
 // 32 columns of a row of the file, as integers with scales: what packing reads, and what the small formats mean.
 //
-// Readers of formats that have a packed layout of their own give quants as that layout keeps them (packed.h); those of
-// the small formats, whose rows stay as in the file, give value + 128.
+// Readers of formats that have a packed layout of their own (in pack.cpp, and that of MXFP4) give quants as that layout
+// keeps them (packed.h); those of the small formats, whose rows stay as in the file, give value + 128.
 #pragma once
 
 #include <cstddef>
@@ -33,14 +33,7 @@ struct Block {
 // Reads block `index` (of 32 columns) of a row.
 using Reader = void (*)(const uint8_t* row, size_t index, Block* out);
 
-void read_q4_0(const uint8_t* row, size_t index, Block* out);
-void read_q4_1(const uint8_t* row, size_t index, Block* out);
-void read_q8_0(const uint8_t* row, size_t index, Block* out);
-void read_q4_k(const uint8_t* row, size_t index, Block* out);
-void read_q5_k(const uint8_t* row, size_t index, Block* out);
-void read_q6_k(const uint8_t* row, size_t index, Block* out);
-
-// Four bits and less.
+// Of formats with four bits and less.
 void read_mxfp4(const uint8_t* row, size_t index, Block* out);
 void read_nvfp4(const uint8_t* row, size_t index, Block* out);
 void read_tq1_0(const uint8_t* row, size_t index, Block* out);

@@ -37,10 +37,12 @@ void dequantize_iq4_xs(const uint8_t* bytes, float* out);
 // stand in the low six bits of bytes 0–3 and 4–7; the others have their low four bits in bytes 8–11
 // (scale in the low half, minimum in the high half) and their upper two in the top of bytes 0–3 and 4–7.
 struct ScaleMin {
-    float scale;
-    float min;
+    int scale, min;
 };
-ScaleMin scale_min(const uint8_t* packed, size_t group);
+inline ScaleMin scale_min(const uint8_t* packed, size_t group) {
+    if (group < 4) return {packed[group] & 63, packed[group + 4] & 63};
+    return {(packed[group + 4] & 15) | packed[group - 4] >> 6 << 4, packed[group + 4] >> 4 | packed[group] >> 6 << 4};
+}
 
 // The sixteen levels of IQ4_NL and IQ4_XS.
 extern const int8_t kIq4Levels[16];

@@ -5,15 +5,6 @@
 
 namespace stretto {
 
-ScaleMin scale_min(const uint8_t* packed, size_t group) {
-    if (group < 4) {
-        return {static_cast<float>(packed[group] & 63), static_cast<float>(packed[group + 4] & 63)};
-    }
-    const int scale = (packed[group + 4] & 15) | (packed[group - 4] >> 6) << 4;
-    const int min = (packed[group + 4] >> 4) | (packed[group] >> 6) << 4;
-    return {static_cast<float>(scale), static_cast<float>(min)};
-}
-
 // scales[16] (scale low half, minimum high half), quants[64], d, dmin
 void dequantize_q2_k(const uint8_t* bytes, float* out) {
     const uint8_t* scales = bytes;
@@ -56,8 +47,8 @@ void dequantize_q4_k(const uint8_t* bytes, float* out) {
     const float dmin = half_to_float(load16(bytes + 2));
     for (int group = 0; group < 8; ++group) {
         const ScaleMin packed = scale_min(bytes + 4, group);
-        const float scale = d * packed.scale;
-        const float min = dmin * packed.min;
+        const float scale = d * static_cast<float>(packed.scale);
+        const float min = dmin * static_cast<float>(packed.min);
         const uint8_t* q = bytes + 16 + group / 2 * 32;
         const int shift = group % 2 * 4;
         for (int j = 0; j < 32; ++j) *out++ = scale * static_cast<float>(q[j] >> shift & 15) - min;
@@ -71,8 +62,8 @@ void dequantize_q5_k(const uint8_t* bytes, float* out) {
     const uint8_t* high = bytes + 16;
     for (int group = 0; group < 8; ++group) {
         const ScaleMin packed = scale_min(bytes + 4, group);
-        const float scale = d * packed.scale;
-        const float min = dmin * packed.min;
+        const float scale = d * static_cast<float>(packed.scale);
+        const float min = dmin * static_cast<float>(packed.min);
         const uint8_t* q = bytes + 48 + group / 2 * 32;
         const int shift = group % 2 * 4;
         for (int j = 0; j < 32; ++j) {

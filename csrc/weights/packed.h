@@ -21,7 +21,7 @@
 // it is a float. Kernels rely on that.
 //
 // Where no such layout would be as small as the file and quick to read, rows stay as they are: kernels/direct.h
-// multiplies them. There a format costs a reader in direct_formats.h, here one in blocks.cpp; neither costs a kernel.
+// multiplies them. There a format costs a reader in direct_formats.h, here one in pack.cpp; neither costs a kernel.
 #pragma once
 
 #include <cstddef>
