@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
+EXPECT_MS = 20_000  # that a page may take to show something, on a busy machine
 IN_CI = os.environ.get("CI") == "true"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -19,11 +20,12 @@ def missing(reason):
 def chromium():
     """A browser. While one is open, its event loop keeps other tests from having their own."""
     try:
-        from playwright.sync_api import sync_playwright
+        from playwright.sync_api import expect, sync_playwright
     except ImportError:
         missing("pages are tested with playwright; pip install 'stretto[test]'")
     if CHROMIUM is None:
         missing("pages are tested in Chromium, and there is none; apt-get install chromium")
+    expect.set_options(timeout=EXPECT_MS)
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield opened
