@@ -25,8 +25,8 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
-MODEL, SECONDS, COLOURS = "qwen2.5-coder-1.5b", 300, 64
-TASK = "Write a Python function that finds the warmest hour of a day, and a small table with an example."
+MODEL, SECONDS, COLOURS = "qwen2.5-coder-1.5b", 100, 128
+TASK = "Write a Python function that counts the words of a text, and say in one sentence how it works."
 QUESTION = "Why is the sky blue? One sentence."
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -93,7 +93,7 @@ def tokens(page: Page, url: str) -> None:
     """Tokens over the text of a conversation, and the alternatives of one."""
     chat(page, url)
     page.get_by_role("switch", name="Tokens").click()
-    page.locator(".t:is(.p2, .p3)").first.click()
+    page.locator(".prose .t:is(.p1, .p2, .p3)").last.click()
     expect(page.locator(".chosen")).to_be_visible()
 
 

@@ -1,16 +1,23 @@
 """The chat in a real browser, as a person uses it: send, stop, edit, branch, reload; and hostile text."""
 
+import base64
+import io
 import re
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
+from PIL import Image as Pillow
 from playwright.sync_api import expect
 
-from serving import endless, mock, until
+from serving import TINY, endless, mock, serving, until
 from stretto.testing import mock_llm
+from thinking import make, said
+from tiny_vision import TEMPLATE, seeing_llm
 
 SAYS, END = "Hello world, this is a mock.", 257
+CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "27.4 - 11.9"}}\n</tool_call>'
 MARKDOWN = r"""A **bold** word, `code` and $E = mc^2$.
 
 | Time | Reading |
@@ -279,6 +286,24 @@ def test_axe_finds_nothing(new_page, loaded, axe, shot, colors):
         assert axe(page) == []
 
 
+def test_on_a_phone_the_sheet_of_alternatives_covers_no_answer(new_page, loaded, shot, axe):
+    with loaded(mock(MARKDOWN)) as server:
+        page = new_page(f"{server.url}/#chat", width=390, height=844, is_mobile=True, has_touch=True)
+        box(page).fill("Hi")
+        page.get_by_role("button", name="Send", exact=True).tap()
+        finished(page)
+        page.get_by_role("switch", name="Tokens").tap()
+        chosen = prose(page).locator("li [data-i]").last
+        chosen.tap()
+        expect(page.locator(".chosen")).to_be_visible()
+        expect(prose(page).locator(".on")).to_be_visible()
+        bottom = prose(page).locator(".on").bounding_box()
+        assert bottom["y"] + bottom["height"] <= page.locator(".panel").bounding_box()["y"]
+        shot(page, "chat-phone-tokens", full_page=False)
+        assert axe(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
 def test_a_phone_has_a_drawer(new_page, loaded, shot, axe):
     with loaded(mock(MARKDOWN)) as server:
         page = new_page(f"{server.url}/#chat", width=390, height=844, is_mobile=True, has_touch=True)
@@ -353,6 +378,10 @@ def test_a_token_is_forked_into_a_version(greedy, shot):
     expect(prose(greedy)).to_have_text("Hello Quit")
     expect(answer(greedy).locator(".branch")).to_contain_text("2/2")
     expect(prose(greedy).locator(".given")).to_have_text("Q")
+    greedy.get_by_label("Other text here").fill("He")
+    greedy.keyboard.press("Enter")
+    expect(answer(greedy).locator(".branch")).to_contain_text("3/3")
+    expect(prose(greedy)).to_have_text("Hello Hello world.")
 
 
 def test_tokens_by_keyboard_alone(greedy):
@@ -395,19 +424,77 @@ def test_settings_reach_the_request_and_stay(chat):
     expect(chat.get_by_label("System message")).to_have_value("Be brief.")
 
 
-def test_a_tool_of_the_page_is_run(new_page, loaded):
-    call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "27.4 - 11.9"}}\n</tool_call>'
-    script = {"15.5": "It is 15.5 degrees.", "": call}
-    with loaded(mock(script)) as server:
+def reckoner(entry):
+    """A model that calls the calculator, and says something else once it has the result."""
+    llm = make("qwen3", "")
+    ways = [said(llm.tokenizer, text) for text in (CALL, "It is 15.5 degrees.")]
+
+    def script(seen):
+        way = ways["15.5" in llm.tokenizer.decode(seen)]
+        return way[next(n for n in range(len(way) - 1, -1, -1) if seen[len(seen) - n :] == way[:n])]
+
+    llm.backend.script = script
+    return llm
+
+
+def test_a_tool_of_the_page_is_run(new_page, loaded, axe, shot):
+    with loaded(reckoner) as server:
         page = new_page(f"{server.url}/#chat")
         page.locator("#settings").click()
         page.get_by_role("switch", name="calculator").click()
         with page.expect_request("**/v1/chat/completions") as asked:
             send(page, "How much warmer?", done=False)
         assert asked.value.post_data_json["tools"][0]["function"]["name"] == "calculator"
-        expect(page.locator(".card")).to_contain_text("15.5")
+        expect(page.locator(".card")).to_contain_text("27.4 - 11.9")
+        expect(page.locator(".card dd").last).to_have_text("15.5")
         expect(prose(page)).to_have_text("It is 15.5 degrees.")
         expect(page.locator("article.theirs")).to_have_count(2)
+        finished(page)
+        shot(page, "chat-tool", full_page=False)
+        assert axe(page) == []
+
+
+def test_a_call_of_another_tool_waits_for_its_result(new_page, loaded):
+    with loaded(reckoner) as server:
+        page = new_page(f"{server.url}/#chat")
+        page.locator("#settings").click()
+        page.locator("summary", has_text="Tools").click()
+        page.get_by_label("Functions").fill('{"name": "calculator"}')
+        send(page, "How much warmer?")
+        page.get_by_label("Result of calculator").fill("15.5 °C")
+        page.get_by_role("button", name="Send results").click()
+        expect(prose(page)).to_have_text("It is 15.5 degrees.")
+        expect(page.locator(".card dd").last).to_have_text("15.5 °C")
+
+
+def test_reasoning_is_folded_with_its_time(new_page, loaded):
+    with loaded(lambda entry: make("qwen3")) as server:
+        page = new_page(f"{server.url}/#chat")
+        send(page)
+        fold = page.locator(".fold")
+        expect(fold.locator("summary")).to_have_text(re.compile(r"Reasoned for \d+\.\d s"))
+        expect(fold.get_by_text("So: yes.")).not_to_be_visible()
+        fold.locator("summary").click()
+        expect(fold.get_by_text("So: yes.")).to_be_visible()
+        page.get_by_role("switch", name="Tokens").click()
+        fold.locator(".t").nth(3).click()
+        page.locator(".alts").first.locator("button:enabled").first.click()
+        expect(answer(page).locator(".branch")).to_contain_text("2/2")
+
+
+def test_another_model_answers_from_then_on(new_page):
+    says = {"first": mock("I am the first."), "second": mock("I am the second.")}
+    with serving(lambda entry: says[entry.name](entry), models=[f"{name}={TINY}" for name in says]) as server:
+        for name in says:
+            httpx.post(f"{server.url}/stretto/models/load", json={"model": name}).raise_for_status()
+        page = new_page(f"{server.url}/#chat")
+        send(page)
+        expect(prose(page)).to_have_text("I am the first.")
+        page.get_by_role("button", name="Model: first").click()
+        page.get_by_role("dialog", name="Model").get_by_role("button", name="second").click()
+        send(page, "And you?")
+        expect(prose(page)).to_have_text("I am the second.")
+        expect(page.locator("article.theirs").first).to_have_attribute("aria-label", "Answer of first")
 
 
 def test_conversations_are_exported_and_imported(chat, tmp_path):
@@ -451,11 +538,9 @@ def test_the_tree_of_versions_leads_to_each(chat):
     finished(chat)
     send(chat, "On the second")
     chat.get_by_role("button", name="All versions").click()
-    versions = chat.get_by_role("complementary", name="Versions").locator(
-        "button[aria-current], .versions button"
-    )
+    versions = chat.get_by_role("complementary", name="Versions").locator(".forks button")
     expect(versions).to_have_count(5)  # a question, two answers, a question and its answer
-    expect(chat.locator(".versions [aria-current=true]")).to_have_count(4)
+    expect(chat.locator(".forks [aria-current=true]")).to_have_count(4)
     versions.nth(1).click()
     expect(chat.locator("article.mine .said")).to_have_text(["First"])
     expect(answer(chat).locator(".branch")).to_contain_text("1/2")
@@ -477,40 +562,46 @@ def test_an_answer_goes_on_when_the_server_is_back(new_page, loaded):
         finished(page)
 
 
-def test_images_are_pasted_chosen_and_removed(new_page, loaded):
-    with loaded(mock(SAYS)) as server:
+def test_images_are_pasted_dropped_and_removed(new_page, loaded, axe):
+    paste = """name => {
+        const data = new DataTransfer();
+        const bytes = Uint8Array.from(atob('DATA'), one => one.charCodeAt(0));
+        data.items.add(new File([bytes], 'a.png', {type: 'image/png'}));
+        const kind = {bubbles: true, cancelable: true, dataTransfer: data, clipboardData: data};
+        const event = name === 'drop' ? new DragEvent(name, kind) : new ClipboardEvent(name, kind);
+        document.getElementById('ask').dispatchEvent(event);
+    }""".replace("DATA", base64.b64encode(picture()).decode())
+    with loaded(lambda entry: seeing_llm("mlp", template=TEMPLATE)) as server:
         page = new_page(f"{server.url}/#chat")
-        paste = """name => {
-            const data = new DataTransfer();
-            data.items.add(new File([new Uint8Array([1])], 'a.png', {type: 'image/png'}));
-            const kind = {bubbles: true, cancelable: true, dataTransfer: data, clipboardData: data};
-            const event = name === 'drop' ? new DragEvent(name, kind) : new ClipboardEvent(name, kind);
-            document.getElementById('ask').dispatchEvent(event);
-        }"""
-        page.evaluate(paste, "paste")
-        expect(page.get_by_role("status").last).to_have_text(
-            "mock takes no images"
-        )  # so nothing is sent in vain
-        page.route("**/stretto/models", lambda route: seeing(route))
-        page.reload()
         expect(page.get_by_role("button", name="Attach an image")).to_be_visible()
         page.evaluate(paste, "paste")
         page.evaluate(paste, "drop")
-        expect(page.locator(".images img")).to_have_count(2)
+        file = {"name": "green.png", "mimeType": "image/png", "buffer": picture()}
+        page.get_by_label("Images", exact=True).set_input_files(file)
+        expect(page.locator(".images img")).to_have_count(3)
         page.get_by_role("button", name="Remove image 2").click()
+        assert axe(page) == []
         with page.expect_request("**/v1/chat/completions") as asked:
             send(page, "What is it?", done=False)
         content = asked.value.post_data_json["messages"][0]["content"]
-        assert [part["type"] for part in content] == ["image_url", "text"]
-        assert content[0]["image_url"]["url"] == "data:image/png;base64,AQ=="
-        expect(page.locator("article.mine img")).to_have_count(1)
-        expect(answer(page).get_by_role("alert")).to_contain_text("image")  # the mock sees nothing
+        assert [part["type"] for part in content] == ["image_url", "image_url", "text"]
+        expect(page.locator("article.mine img")).to_have_count(2)
+        page.reload()
+        expect(page.locator("article.mine img")).to_have_count(2)
 
 
-def seeing(route):
-    """Let the page believe that its models see."""
-    answer = route.fetch()
-    found = answer.json()
-    for model in found["models"]:
-        model["vision"] = True
-    route.fulfill(response=answer, json=found)
+def test_a_model_without_eyes_takes_no_images(chat):
+    chat.evaluate("""() => {
+        const data = new DataTransfer();
+        data.items.add(new File(['x'], 'a.png', {type: 'image/png'}));
+        const event = new ClipboardEvent('paste', {bubbles: true, clipboardData: data});
+        document.getElementById('ask').dispatchEvent(event);
+    }""")
+    expect(chat.get_by_role("status").last).to_have_text("mock takes no images")
+    expect(chat.locator(".images")).to_have_count(0)
+
+
+def picture():
+    data = io.BytesIO()
+    Pillow.new("RGB", (32, 24), "green").save(data, "PNG")
+    return data.getvalue()

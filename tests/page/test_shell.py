@@ -1,5 +1,6 @@
 """The page's shell in a real browser: navigation, keys, lost connections, phones, colours."""
 
+import re
 from contextlib import ExitStack
 
 import httpx
@@ -66,6 +67,18 @@ def test_colours_follow_the_system(new_page, server):
     color = "getComputedStyle(document.body).backgroundColor"
     light, dark = (new_page(server.url, color_scheme=colors).evaluate(color) for colors in ("light", "dark"))
     assert light != dark
+
+
+def test_colours_can_be_chosen(page):
+    color = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(color)
+    for choice in ("light", "dark"):
+        page.get_by_role("button", name=re.compile("^Colours")).click()
+        expect(page.get_by_role("button", name=f"Colours: {choice}")).to_be_visible()
+    assert page.evaluate(color) != light
+    page.reload()
+    expect(page.get_by_role("button", name="Colours: dark")).to_be_visible()
+    assert page.evaluate(color) != light
 
 
 def test_a_key_is_asked_for_once_and_kept_for_the_tab(new_page, axe):

@@ -9,6 +9,7 @@ import {given, ids, tokenOf} from './tree.js';
 
 const ALTERNATIVES = 8, SAVE_MS = 300, ABANDONED_MS = 5000, TOOL_ROUNDS = 8;
 const ENDS = ['timeout', 'repetition']; // told as "length"
+const CUT = ['unreachable', 'shutting_down'];
 const running = new Map(), frames = new Map(); // by messages' ids: aborts, and what draws them
 const said = new Map(); // tokens of messages, once they were wanted
 let frame = 0;
@@ -109,7 +110,7 @@ export async function write(message) {
     if (error.name === 'AbortError') message.finish = 'stopped';
     else if (error.code === 'already_ended') message.finish = 'stop';
     else Object.assign(message, {finish: 'failed', error: error.message});
-    if (error.code === 'unreachable') lost.add(message);
+    if (CUT.includes(error.code)) lost.add(message);
   }
   running.delete(message.id);
   release(message);
@@ -140,9 +141,11 @@ async function tokenized({model, content}) {
 }
 
 // A version of a message that has its first `i` tokens, another one behind them, and what follows from it.
-export async function fork(message, i, {id, text, logprob}) {
-  const list = await tokens(message), {top, reasoning} = list[i];
-  const kept = [...list.slice(0, i), {...given(id, text, logprob, top), reasoning, forked: true}];
+export const fork = async (message, i, {id, text, logprob}) => forked(message, i, [given(id, text, logprob, (await tokens(message))[i].top)]);
+export const forkText = async (message, i, content) => forked(message, i, await tokenized({model: message.model, content}));
+async function forked(message, i, first) {
+  const list = await tokens(message), {reasoning} = list[i];
+  const kept = [...list.slice(0, i), ...first.map(one => ({...one, reasoning, forked: true}))];
   const textOf = which => kept.filter(one => !!one.reasoning === which).map(one => one.content).join('');
   const {parent, model, reasoned} = message;
   const made = add({parent, role: 'assistant', model, content: textOf(false), reasoning: textOf(true) || undefined, reasoned});

@@ -2,6 +2,7 @@
 import {html, render, useCallback, useEffect, useErrorBoundary, useRef, useState} from './vendor/preact.js';
 import {get, key} from './api.js';
 import {live} from './live.js';
+import {Act} from './icons.js';
 import {Field, Model, number, useLive} from './ui.js';
 
 const VIEWS = {chat: 'Chat', play: 'Play', cells: 'Cells', parallel: 'Parallel', models: 'Models', load: 'Load', compare: 'Compare'};
@@ -47,12 +48,26 @@ function App() {
       ${model && view !== 'chat' && html`<span class="chooser"><label for="model">Model</label> <select id="model" value=${model.name}
         onChange=${event => pick(event.target.value)}>
         ${models.map(one => html`<option key=${one.name} value=${one.name}>${one.name}</option>`)}</select></span>`}
-      <${Now}/></header>
+      <${Now}/><${Theme}/></header>
     ${error && html`<div class="notice" role="alert">${error.status === 401 ? 'This server needs an API key.' : error.message}
       <button type="button" onClick=${enter}>${error.status === 401 ? 'Enter a key' : 'Try again'}</button></div>`}
     <main id="main" tabindex="-1" class=${view === 'chat' ? 'chatting' : null}>${view in ABOUT && html`<p class="about">${ABOUT[view]}</p>`}
       ${(list || !error) && html`<${View} key=${view} name=${view} ...${props}/>`}</main>
     <${KeyDialog} onKey=${enter}/><//>`;
+}
+
+const THEMES = ['auto', 'light', 'dark'], themed = () => localStorage.getItem('stretto.theme') ?? 'auto';
+const paint = theme => { document.documentElement.dataset.theme = theme; };
+paint(themed());
+function Theme() {
+  const [theme, set] = useState(themed());
+  const next = () => {
+    const to = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+    localStorage.setItem('stretto.theme', to);
+    paint(to);
+    set(to);
+  };
+  return html`<${Act} icon="theme" label=${`Colours: ${theme}`} onClick=${next}/>`;
 }
 
 function Now() { // the live line

@@ -12,7 +12,7 @@ import {probability} from './tokens.js';
 import {TOOLS, run} from './toolbox.js';
 import {Bar, bytes, copyText, number, useLive} from './ui.js';
 
-const NEAR_PIXELS = 48, SAID_MS = 1800, FIRST_MESSAGES = 40;
+const NEAR_PIXELS = 48, SAID_MS = 1800, FIRST_MESSAGES = 16;
 const EXAMPLES = [
   ['Explain', 'Explain in three sentences why the sky is blue.', 'a short answer that stays on the page'],
   ['Table', 'Compare tea, coffee and water in a small table.', 'tables, lists and formulas are set as such'],
@@ -23,7 +23,7 @@ const KEYS = [
   ['/', 'search conversations'], ['N', 'new chat'], ['T', 'tokens on or off'], ['← →', 'in an answer with tokens: from token to token'],
   ['Enter', 'on a token: to its alternatives'], ['[ ]', 'previous and next version of the last answer'], [',', 'settings'], ['?', 'this sheet'],
 ];
-const ui = {editing: null, draft: '', images: [], drawer: false, said: '', below: false, panel: null, at: null, keys: false, picker: false};
+const ui = {editing: null, draft: '', images: [], drawer: false, said: '', below: false, panel: null, at: null, keys: false, picker: false, finished: ''};
 const set = fields => { Object.assign(ui, fields); changed(); };
 export const say = said => { set({said}); setTimeout(() => { if (ui.said === said) set({said: ''}); }, SAID_MS); };
 const isPhone = () => matchMedia('(max-width: 52rem)').matches;
@@ -39,7 +39,8 @@ function remember(id) { // the address names the conversation, so that a reload 
 function answerTo(parent, model) {
   if (!model) return;
   remember(store.chat.id);
-  write(add({parent: parent?.id ?? null, role: 'assistant', model}));
+  const made = add({parent: parent?.id ?? null, role: 'assistant', model});
+  write(made).then(() => set({finished: `Answer ${made.finish === 'stop' ? 'finished' : ENDS[made.finish] ?? 'ended'}, ${made.stats?.tokens ?? 0} tokens`}));
 }
 function send(model) {
   const content = ui.draft.trim(), {images} = ui;
@@ -349,6 +350,7 @@ const version = by => {
   if (siblings?.length > 1) pick(siblings[(siblings.indexOf(message) + by + siblings.length) % siblings.length]);
 };
 function escape() {
+  if (document.querySelector('dialog[open]')) return;
   if (ui.picker) { set({picker: false}); document.getElementById('picker')?.focus(); }
   else if (ui.drawer) { set({drawer: false}); document.querySelector('.burger').focus(); }
   else if (runningIn(store.chat)) stop(runningIn(store.chat).message);
@@ -363,6 +365,7 @@ function press(event) {
   }[event.key];
   if (act) { event.preventDefault(); act(); }
 }
+const follow = () => { const id = location.hash.split('/')[1]; if (id && id !== store.chat?.id) show({id}); };
 const leave = event => { if (ui.picker && !event.target.closest('.models, #picker')) set({picker: false}); };
 
 export default function Chat({model: chosen, models, choose: chooseModel, views, admin, refresh}) {
@@ -373,7 +376,8 @@ export default function Chat({model: chosen, models, choose: chooseModel, views,
   useEffect(() => {
     addEventListener('keydown', press);
     addEventListener('click', leave);
-    return () => { removeEventListener('keydown', press); removeEventListener('click', leave); };
+    addEventListener('hashchange', follow);
+    return () => { removeEventListener('keydown', press); removeEventListener('click', leave); removeEventListener('hashchange', follow); };
   }, []);
   const draw = () => { set({drawer: !ui.drawer}); if (ui.drawer) requestAnimationFrame(() => side.current.focus({preventScroll: true})); };
   const {panel} = ui, message = store.chat && path().map(one => one.message).filter(one => one.role === 'assistant').at(-1), on = !!store.settings.tokens;
@@ -391,9 +395,9 @@ export default function Chat({model: chosen, models, choose: chooseModel, views,
         : html`<${Empty} model=${model}/>`}<//>
       <${Composer} ...${{model, admin}} models=${able} choose=${chooseModel}/>`}</div>
     ${panel && html`<${Panel} key=${panel} name=${panel} at=${ui.at} choose=${choose} close=${closePanel}>${panel === 'token'
-      ? html`<${TokenPanel} at=${ui.at} choose=${choose} forked=${at => { set({at}); say('Forked into a new version'); }}/>`
+      ? html`<${TokenPanel} model=${model} at=${ui.at} choose=${choose} forked=${at => { set({at}); say('Forked into a new version'); }}/>`
       : panel === 'versions' ? html`<${Tree}/>` : html`<${Settings} ...${{model, message, refresh}}/>`}<//>`}
-    ${ui.keys && html`<${Keys}/>`}<p class="said-live" role="status">${ui.said}</p></div>`;
+    ${ui.keys && html`<${Keys}/>`}<p class="hidden" role="status">${ui.finished}</p><p class="said-live" role="status">${ui.said}</p></div>`;
 }
 
 async function start() {

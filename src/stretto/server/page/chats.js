@@ -81,7 +81,11 @@ export async function open(id) {
   const [chat, found] = await Promise.all([
     read('chats', all => all.get(id)), read('messages', all => all.index('chat').getAll(id))]);
   if (!chat) return false;
-  const messages = found.sort((a, b) => a.created - b.created).map(one => held.get(one.id) ?? one);
+  const same = one => { // what has not changed keeps its place in the document
+    const old = store.messages.get(one.id);
+    return old?.version === one.version && old.running === one.running ? old : one;
+  };
+  const messages = found.sort((a, b) => a.created - b.created).map(one => held.get(one.id) ?? same(one));
   store.chat = chat;
   store.messages = new Map(messages.map(one => [one.id, one]));
   changed();

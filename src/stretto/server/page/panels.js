@@ -1,6 +1,6 @@
 // The panel beside a conversation: the settings, or one token with what might have come instead.
 import {html, useEffect, useState} from './vendor/preact.js';
-import {fork, onMessage, requestOf, tokens} from './answering.js';
+import {fork, forkText, requestOf, tokens} from './answering.js';
 import {change, lead, path, store} from './chats.js';
 import {curlCode, libraryCode, openaiCode} from './copying.js';
 import {Act, Icon} from './icons.js';
@@ -90,7 +90,13 @@ function sentencesOf(list) {
   return found;
 }
 
-export function TokenPanel({at, choose, forked}) {
+// Which alternatives the present top-p leaves; the others could not have been drawn, but can be forced.
+function drawable(top, limit) {
+  let sum = 0;
+  return new Set(top.filter(one => { const kept = sum < limit; sum += Math.exp(one.logprob); return kept; }).map(one => one.id));
+}
+
+export function TokenPanel({at, choose, forked, model}) {
   const message = at && store.messages.get(at.id), [list, set] = useState([]);
   useEffect(() => {
     let current = true;
@@ -101,8 +107,14 @@ export function TokenPanel({at, choose, forked}) {
   const token = at ? list[at.i] : null;
   if (!token) return html`<p class="hint">Choose a word of an answer, by a click or with the arrow keys, to see what else was likely there.
     Take another, and the answer goes on from it as a new version.</p>`;
+  const limit = store.settings.values?.top_p ?? model?.defaults?.top_p ?? OPTIONS.top_p.fallback, kept = drawable(token.top ?? [], limit);
   const p = probability(token), top = token.top ?? [], rest = Math.max(0, 1 - top.reduce((sum, one) => sum + Math.exp(one.logprob), 0));
-  const take = async one => { const made = await fork(message, at.i, one); forked({id: made.id, i: at.i}); };
+  const show = made => forked({id: made.id, i: at.i}), take = async one => show(await fork(message, at.i, one));
+  const submit = async event => {
+    event.preventDefault();
+    const {value} = event.target.elements.other;
+    if (value) show(await forkText(message, at.i, value));
+  };
   const sentences = sentencesOf(list), most = Math.max(.1, ...sentences.map(one => one.bits));
   const surprising = ({from, to}) => {
     let best = from;
@@ -113,10 +125,12 @@ export function TokenPanel({at, choose, forked}) {
       <dt>probability</dt><dd>${p == null ? 'typed' : percent(p)}</dd>${p != null && html`<dt>surprise</dt><dd>${bits(p).toFixed(1)} bits</dd>`}
       ${token.ms != null && html`<dt>took</dt><dd>${token.ms.toFixed(0)} ms</dd>`}</dl></div>
     <h3>Fork from here with</h3>
-    <ul class="alts">${top.map(one => html`<li key=${one.id}><button type="button" disabled=${one.id === token.id} onClick=${() => take(one)}>
+    <ul class="alts">${top.map(one => html`<li key=${one.id} class=${kept.has(one.id) ? null : 'out'}><button type="button" disabled=${one.id === token.id} onClick=${() => take(one)}>
       <code>${visible(one.text)}</code><span class="what">${one.id === token.id ? 'taken' : html`<${Icon} name="fork"/>fork`}</span>
       <span class="p">${percent(Math.exp(one.logprob))}</span><${Share} of=${Math.exp(one.logprob)}/></button></li>`)}</ul>
-    ${rest > .0005 && html`<p class="hint">All others together ${percent(rest)}.</p>`}
+    <p class="hint">${rest > .0005 && `All others together ${percent(rest)}. `}${kept.size < top.length && `Faint ones lie outside top-p ${limit}.`}</p>
+    <form class="pair" key=${at.i} onSubmit=${submit}><input name="other" aria-label="Other text here" placeholder="Other text here" autocomplete="off"/>
+      <button class="plain">Fork</button></form>
     <h3>Surprise by sentence, bits a token</h3>
     <ul class="alts sentences">${sentences.map(one => html`<li><button type="button" onClick=${() => choose({id: message.id, i: surprising(one)})}>
       <span>${one.text}</span><span class="p">${one.bits.toFixed(1)}</span><${Share} of=${one.bits / most}/></button></li>`)}</ul>
@@ -135,7 +149,7 @@ export function Tree() {
     return length > 1 ? html`<li key=${one.id}>${entry}<ul>${below(one.id)}</ul></li>` : html`<li key=${one.id}>${entry}</li>${below(one.id)}`;
   });
   return html`<p class="hint">Every version of this conversation: what was edited, asked again or forked. Choose one to go on from it.</p>
-    <ul class="versions">${below(null)}</ul>`;
+    <ul class="forks">${below(null)}</ul>`;
 }
 
 // ---- the frame of all ----

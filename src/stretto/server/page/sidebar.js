@@ -64,7 +64,8 @@ function Rename({chat, end}) {
   const box = useRef();
   useEffect(() => { box.current.focus(); box.current.select(); }, []);
   const done = () => {
-    const title = box.current?.value.trim(); // leaving the box ends it too if (title && title !== chat.title) edit(chat, {title});
+    const title = box.current?.value.trim(); // leaving the box ends it too
+    if (title && title !== chat.title) edit(chat, {title});
     end();
   };
   const key = event => {
