@@ -92,7 +92,6 @@ FIGURES: dict[str, Callable[[], str]] = {
     "llamacpp-amx-prefill": lambda: words(samples.span(samples.x86_ratios("pp", 2))),
     "gpu-decode": partial(gpu_rate, "8B bf16, depth 512", "llm.generate greedy, same bits"),
     "gpu-q4_k": partial(gpu_rate, "8B Q4_K, depth 512", "llm.generate greedy, same bits"),
-    "gpu-q4_k-fast": partial(gpu_rate, "8B Q4_K, depth 512", "llm.generate greedy, exact=False"),
     "gpu-rows-16": partial(gpu_rate, "8B bf16, 16 rows, depth 512", "llm.generate greedy, same bits"),
     "gpu-rows-64": partial(gpu_rate, "8B bf16, 64 rows, depth 512", "llm.generate greedy, same bits"),
     "gpu-prefill": partial(gpu_rate, "8B bf16, prompt of 2,048", "llm.generate, same bits"),

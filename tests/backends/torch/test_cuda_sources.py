@@ -15,10 +15,10 @@ from stretto.weights.formats import Format
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from stretto.backends.torch import cuda, layouts, matrix  # noqa: E402
+from packed_parts import PACKED, error, packed  # noqa: E402
+from stretto.backends.torch import cuda, matrix  # noqa: E402
 
 HERE = Path(__file__).parent
-PACKED = [Format.Q8_0, Format.Q4_0, Format.Q4_1, Format.MXFP4, Format.Q4_K, Format.Q5_K, Format.Q6_K]
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 needs_compiler = pytest.mark.skipif(
     shutil.which("g++") is None or platform.system() != "Linux", reason="sources are compiled by g++ on Linux"
@@ -37,21 +37,6 @@ extern "C" void run(int blocks, void** p, int n, long s) {
   run_blocks(blocks, THREADS, body);
 }
 """
-
-
-def packed(fmt, rows, columns):
-    """Random blocks with tame scales."""
-    generator = torch.Generator().manual_seed(rows)
-    data = torch.randint(
-        0, 256, (rows, columns // fmt.block, fmt.size), dtype=torch.uint8, generator=generator
-    )
-    if fmt is Format.MXFP4:
-        data[..., 0] = 118 + data[..., 0] % 6
-    else:
-        for at in {Format.Q6_K: (208,), Format.Q4_0: (0,), Format.Q8_0: (0,)}.get(fmt, (0, 2)):
-            scales = (torch.rand(data.shape[:2], generator=generator) * 2e-3 + 1e-4).half()
-            data[..., at : at + 2] = scales[..., None].view(torch.uint8)
-    return layouts.pack(data.reshape(rows, -1), fmt, columns)
 
 
 def run(folder, name, part, x, out, *, blocks, gain=None, bias=None, **constants):
@@ -83,10 +68,6 @@ def in_octets(x):
     blocks = x.double().reshape(-1, 32)
     most = blocks.abs().amax(1, keepdim=True)
     return ((blocks * (127 / most)).round() * most / 127).reshape(x.shape)
-
-
-def error(y, expected):
-    return ((y.double() - expected).abs().max() / expected.abs().max()).item()
 
 
 @needs_compiler

@@ -14,10 +14,10 @@ from stretto.weights.formats import Format
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from stretto.backends.torch import cuda, layouts, matrix, octets  # noqa: E402
+from packed_parts import PACKED, error, packed, rounded  # noqa: E402
+from stretto.backends.torch import cuda, matrix, octets  # noqa: E402
 
 HERE = Path(__file__).parent
-PACKED = [Format.Q8_0, Format.Q4_0, Format.Q4_1, Format.MXFP4, Format.Q4_K, Format.Q5_K, Format.Q6_K]
 MULTIPROCESSORS = 2
 pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None or platform.system() != "Linux", reason="sources are compiled by g++ on Linux"
@@ -83,34 +83,6 @@ def _on_this_cpu(monkeypatch, tmp_path):
     torch.manual_seed(0)
     monkeypatch.setattr(octets, "load", load)
     monkeypatch.setattr(octets, "multiprocessors", lambda device: MULTIPROCESSORS)
-
-
-def packed(fmt, rows, columns):
-    """Random blocks with tame scales."""
-    generator = torch.Generator().manual_seed(rows)
-    data = torch.randint(
-        0, 256, (rows, columns // fmt.block, fmt.size), dtype=torch.uint8, generator=generator
-    )
-    if fmt is Format.MXFP4:
-        data[..., 0] = 118 + data[..., 0] % 6
-    else:
-        for at in {Format.Q6_K: (208,), Format.Q4_0: (0,), Format.Q8_0: (0,)}.get(fmt, (0, 2)):
-            scales = (torch.rand(data.shape[:2], generator=generator) * 2e-3 + 1e-4).half()
-            data[..., at : at + 2] = scales[..., None].view(torch.uint8)
-    return layouts.pack(data.reshape(rows, -1), fmt, columns)
-
-
-def rounded(x, part):
-    """x as the kernels round it: 8 bits for each 32 columns, or 256 of formats in blocks of 256."""
-    blocks = x.float().reshape(-1, 256 if part.layout.code >= octets.SUPER_CODE else 32)
-    most = blocks.abs().amax(1, keepdim=True)
-    return (
-        (blocks * (torch.full_like(most, 127) / most)).round().double() * (most * (1 / 127)).double()
-    ).reshape(x.shape)
-
-
-def error(y, expected):
-    return ((y.double() - expected).abs().max() / expected.abs().max()).item()
 
 
 @pytest.mark.parametrize("fmt", PACKED, ids=lambda fmt: fmt.name)
