@@ -48,8 +48,8 @@ ORDINARY_STORE = hub.Store.default()
 REAL_MODELS = {"smollm2_path", "gemma3_path"}  # fixtures
 
 # What `make test` leaves to `make test-all`, beside slow tests and most of many cases: larger models,
-# browsers, and kernel sets beside the machine's best.
-FULL = {"gemma3_path", "browser", "site", *_native.kernel_names()[1:]}  # fixtures, and arguments of cases
+# browsers, the examples, kernel sets beside the best one. Names of fixtures, or arguments of cases.
+FULL = {"gemma3_path", "minilm_path", "browser", "site", "output_of"}.union(_native.kernel_names()[1:])
 
 golden = pytest.StashKey[Counter]()
 cases = pytest.StashKey[Counter]()  # of each test with `one_in`, those that have been collected

@@ -45,7 +45,7 @@ def test_the_command_stays_as_it_was(smollm2_path):
     with ours(*options) as (address, pid):
         wrong, found = asyncio.run(soak(address, pid, "small", 20, SECONDS, 20))
     assert wrong == []
-    assert found["most_running"] > 4
+    assert found["most_running"] > 1
     assert min(found[kind] for kind in ("whole", "left", "refused", "wrong")) > 0
 
 

@@ -102,6 +102,7 @@ def test_a_damaged_configuration_is_refused(tmp_path):
         _read_config(path, path)
 
 
+@pytest.mark.slow
 def test_real_files_have_their_types(tmp_path):
     archive = tmp_path / "archive"
     with zipfile.ZipFile(archive, "w") as file:

@@ -31,6 +31,7 @@ def same_objects(found, answers):
         assert np.array(best.points).reshape(-1) == pytest.approx(np.array(answer.get("points", [])), abs=2)
 
 
+@pytest.mark.slow
 def test_efficientnet_names_what_photographs_show():
     with open_real("efficientnet-lite0") as model:
         coffee, astronaut = model.classify([COFFEE, ASTRONAUT])
@@ -49,6 +50,7 @@ def test_efficientnet_names_what_photographs_show():
         model.classify(COFFEE)
 
 
+@pytest.mark.slow
 def test_orientation_says_how_a_page_is_turned():
     turned = [Image.open(PAGE).rotate(-angle, expand=True) for angle in (0, 90, 180, 270)]
     with open_real("orientation") as model:
@@ -59,6 +61,7 @@ def test_orientation_says_how_a_page_is_turned():
         assert [scores[angle] for angle in ("0", "90", "180", "270")] == pytest.approx(answers, abs=0.01)
 
 
+@pytest.mark.slow
 def test_centernet_finds_objects():
     with open_real("centernet") as model:
         found = model.detect([COFFEE, ASTRONAUT])
@@ -67,6 +70,7 @@ def test_centernet_finds_objects():
     same_objects(found[1], ANSWERS["centernet"]["astronaut.jpg"])
 
 
+@pytest.mark.slow
 def test_centerface_finds_faces_and_their_landmarks():
     with open_real("centerface") as model:
         found = model.detect(ASTRONAUT)
@@ -86,6 +90,7 @@ def test_the_input_of_centerface_has_a_limit():
         assert made[0] % 32 == made[1] % 32 == 0
 
 
+@pytest.mark.slow
 def test_layout_finds_the_parts_of_a_page():
     with open_real("layout") as model:
         found = model.detect(PAGE)
@@ -94,6 +99,7 @@ def test_layout_finds_the_parts_of_a_page():
     assert {item.label for item in found} >= {"title", "text", "table", "figure"}
 
 
+@pytest.mark.slow
 def test_u2net_cuts_out_the_foreground():
     with open_real("u2net") as model:
         result = model.segment(COFFEE)

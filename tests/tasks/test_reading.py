@@ -201,6 +201,7 @@ def test_images_of_any_shape_stay_within_bounds(size):
     assert middle.tolist() == pytest.approx([size[1] / 2, size[0] / 2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["notice.png", "scanned.png"])
 def test_a_page_is_read_as_rapidocr_reads_it(name):
     golden = json.loads((DATA / "texts.json").read_text())["reading"][name]
@@ -223,6 +224,7 @@ def test_a_page_is_read_as_rapidocr_reads_it(name):
     assert reading.draw(DATA / name).size == (reading.width, reading.height)
 
 
+@pytest.mark.slow
 def test_an_image_without_text_is_read_as_nothing():
     with open_real("ppocr") as model:
         (reading,) = model.read([np.full((64, 64, 3), 255, np.uint8)])

@@ -85,6 +85,7 @@ def test_pieces_do_not_depend_on_how_the_sound_comes(sizes):
         np.testing.assert_array_equal(piece.samples, sound[piece.start : piece.end])
 
 
+@pytest.mark.slow
 def test_a_recording_is_written_down_as_by_the_models_own_package():
     golden = json.loads((DATA / "texts.json").read_text())["speech"]
     with open_real("moonshine") as model:
@@ -97,6 +98,7 @@ def test_a_recording_is_written_down_as_by_the_models_own_package():
     assert (transcript.duration, transcript.license) == (6.1, "MIT")
 
 
+@pytest.mark.slow
 def test_a_stream_gives_each_segment_as_soon_as_it_is_over():
     samples = np.concatenate(list(open_sound(DATA / "beckett.wav").blocks))[:50_000]
     sent = []
@@ -116,6 +118,7 @@ def test_a_stream_gives_each_segment_as_soon_as_it_is_over():
     assert so_far < 32_000  # half a second after its end, not at the end of the sound
 
 
+@pytest.mark.slow
 def test_silence_and_long_sounds_without_cutting():
     with open_real("moonshine") as model:
         assert model.transcribe(np.zeros(16_000, np.float32), sample_rate=16_000).text == ""

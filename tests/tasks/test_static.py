@@ -69,6 +69,7 @@ def test_a_file_without_a_table_is_refused(source):
         open_task(source, "auto", None)
 
 
+@pytest.mark.slow
 def test_vectors_are_those_of_the_package():
     golden = json.loads((DATA / "texts.json").read_text())["static"]
     with open_real("wordllama") as model:

@@ -53,6 +53,7 @@ def test_another_graph_is_refused(tmp_path):
         open_task(Source("fake", "MIT", {MODEL: tmp_path / MODEL}), "cpu", None)
 
 
+@pytest.mark.slow
 def test_classes_are_those_of_the_package():
     golden = json.loads((DATA / "texts.json").read_text())["words"]
     with open_real("hatesonar") as model:
