@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from stretto import Batch, Limits
+from stretto.engine.sequence import track_in
 from stretto.errors import CacheFull, InvalidRequest, StrettoError
 from stretto.testing import mock_llm
 
@@ -51,7 +52,7 @@ class World:
             assert sequence.n_pending >= 0
             placed = cells.tokens[cells.view(sequence.id)].tolist()
             assert placed == sequence.tokens[: len(placed)]
-            n = len(sequence.track.exact_tokens())
+            n = len(track_in(engine, sequence).exact_tokens())
             assert sequence.positions[:n] == list(range(n))
             if deep and len(sequence):
                 with suppress(CacheFull):

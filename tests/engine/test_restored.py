@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from stretto.backends.native import NativeBackend
+from stretto.engine.sequence import track_in
 from stretto.errors import InvalidRequest
 from stretto.llm import LLM
 from stretto.testing import byte_tokenizer
@@ -34,7 +35,7 @@ def forged(llm, path):
     """A whole file with right checksums, whose K and V are not those of its tokens."""
     seq = llm.sequence(prompt(12, seed=1))
     seq.logits  # noqa: B018
-    seq.track.tokens = prompt(12)
+    track_in(llm.engine, seq).tokens = prompt(12)
     seq.save(path)
     seq.close(park=False)
 
@@ -79,5 +80,5 @@ def test_a_restored_sequence_that_is_preempted_goes_on(llm, path):
         wanted = [seq.step(**OPEN).token for _ in range(4)]
     restored = llm.restore(path)
     with llm.engine.lock:
-        llm.engine.runner.release(restored.track)
+        llm.engine.runner.release(track_in(llm.engine, restored))
     assert [restored.step(**OPEN).token for _ in range(4)] == wanted

@@ -2,8 +2,6 @@
 
 import os
 import threading
-from contextlib import suppress
-from time import sleep
 
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ import stretto
 from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache import snapshot
-from stretto.engine.sequence import prepare
+from stretto.engine.sequence import prepare, track_in
 from stretto.errors import CacheFull, InvalidRequest, SnapshotError, Unsupported
 from stretto.llm import LLM
 from stretto.sampling.rng import RandomStream
@@ -79,7 +77,7 @@ def test_goes_on_as_if_nothing_had_happened(make, path):
     seq = llm.sequence(prompt(20), seed=7)
     for _ in range(5):
         seq.step(**OPEN)
-    seq.track.exact = 11
+    track_in(llm.engine, seq).exact = 11
     seq.save(path)
     other = make()
     other.sequence(prompt(9)).logits  # noqa: B018  # other cells than in the first
@@ -87,7 +85,7 @@ def test_goes_on_as_if_nothing_had_happened(make, path):
     assert restored.tokens == seq.tokens
     assert restored.positions == seq.positions == list(range(25))
     assert (restored.n_prompt, restored.position, restored.n_pending) == (20, 25, 0)
-    assert (restored.track.exact, seq.track.exact) == (11, 11)
+    assert (track_in(other.engine, restored).exact, track_in(llm.engine, seq).exact) == (11, 11)
     agree(llm, restored.logits, seq.logits)
     options = {**OPEN, "repetition_penalty": 1.3, "presence_penalty": 0.5}  # these look at the history
     assert [restored.step(**options) for _ in range(12)] == [seq.step(**options) for _ in range(12)]
@@ -358,22 +356,25 @@ def test_what_is_closed(path):
 
 
 def test_one_that_another_thread_closes_just_before(path):
+    """Before the lock is taken, that is: what has been asked before holds no more."""
     llm = mock_llm("abc")
     seq = llm.sequence("pending tokens")
-    check = seq.check_usable
+    lock = llm.engine.lock
 
-    def check_and_close():
-        seq.check_usable = check
-        check()
-        other = threading.Thread(target=seq.close)
-        other.start()
-        other.join(0.2)  # it waits for the lock, if the check was made under it
+    class Late:
+        def __enter__(self):
+            llm.engine.lock = lock
+            other = threading.Thread(target=seq.close)
+            other.start()
+            other.join()
+            lock.acquire()
 
-    seq.check_usable = check_and_close
-    with suppress(InvalidRequest):
+        def __exit__(self, *_):
+            lock.release()
+
+    llm.engine.lock = Late()
+    with pytest.raises(InvalidRequest, match="closed"):
         seq.save(path)
-    while not seq.closed:
-        sleep(0.01)
     assert llm.cache.stats().held == 0
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from stretto import Grammar, InvalidRequest
 from stretto.cache.items import ImageToken
+from stretto.engine.sequence import track_in
 from tiny_vision import IMAGE_TEMPLATE, picture, seeing_llm
 
 SHORT = {"max_tokens": 5, "ignore_eos": True}
@@ -196,8 +197,8 @@ def test_penalties_count_text_alone():
         last.append(picture(1))
         n = sum(isinstance(token, ImageToken) for token in last.tokens)
         assert (last.n_prompt, n) == (3, 16)
-        assert first.track.text_tokens == ([*first.tokens[:3]], 3)
-        assert last.track.text_tokens == ([*first.tokens[:3]], 3)
+        assert track_in(llm.engine, first).text_tokens == ([*first.tokens[:3]], 3)
+        assert track_in(llm.engine, last).text_tokens == ([*first.tokens[:3]], 3)
         options = {**GREEDY, "presence_penalty": 2.0}
         assert llm.generate(first, **options).tokens == llm.generate(last, **options).tokens
 

@@ -12,6 +12,7 @@ from stretto.cache.items import ImageToken
 from stretto.cache.snapshot import Snapshot, SnapshotFile, write_snapshot
 from stretto.cache.snapshot_parts import SavedImages
 from stretto.engine.saving import expected_by
+from stretto.engine.sequence import track_in
 from tiny_vision import NAMES, picture, seeing_llm
 
 GREEDY = {"temperature": 0}
@@ -126,7 +127,7 @@ def test_computed_again_from_the_file_alone(path):
         sequence.save(path)
     with seeing_llm("mlp", prefix_cache=False) as llm:
         restored = llm.restore(path)
-        llm.engine.runner.release(restored.track)
+        llm.engine.runner.release(track_in(llm.engine, restored))
         assert restored.n_pending == len(restored)
         assert (restored.logits == logits).all()
         assert llm.vision.n_encoded == 0

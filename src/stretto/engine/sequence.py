@@ -86,7 +86,7 @@ class Sequence:
     def __init__(self, engine: Engine, track: Track) -> None:
         self._engine = engine
         self._runner = engine.runner
-        self.track = track
+        self._track = track
         self._detokenizer = engine.tokenizer.detokenizer()
         self._n_edits = track.n_edits  # the detokenizer has seen so many
 
@@ -95,70 +95,70 @@ class Sequence:
     @property
     def id(self) -> int:
         """Its number in the table of cells (`llm.cells`)."""
-        return self.track.id
+        return self._track.id
 
     @property
     def tokens(self) -> list[int]:
         """The ids of its tokens."""
-        return list(self.track.tokens)
+        return list(self._track.tokens)
 
     @property
     def history(self) -> list[int]:
         """Its tokens, always in the same list, by which hooks know it; writing to that changes nothing."""
-        return self.track.shown.show(self.track.tokens)
+        return self._track.shown.show(self._track.tokens)
 
     @property
     def text(self) -> str:
         """Its tokens as text."""
-        return self._engine.tokenizer.decode(self.track.tokens)
+        return self._engine.tokenizer.decode(self._track.tokens)
 
     @property
     def adapter(self) -> dict[str, float]:
         """The adapters that it is computed with, and their scales."""
-        return {} if self.track.mix is None else dict(self.track.mix.parts)
+        return {} if self._track.mix is None else dict(self._track.mix.parts)
 
     @property
     def positions(self) -> list[int]:
         """The position of each token."""
         with self._engine.lock:
-            return editing.positions_of(self._runner, self.track)
+            return editing.positions_of(self._runner, self._track)
 
     @property
     def position(self) -> int:
         """The position of the next token."""
-        return self.track.position
+        return self._track.position
 
     @property
     def n_pending(self) -> int:
         """How many tokens have not been computed yet."""
-        return self.track.n_pending
+        return self._track.n_pending
 
     @property
     def n_prompt(self) -> int:
         """How many of its tokens are the prompt; penalties treat them differently."""
-        return self.track.n_prompt
+        return self._track.n_prompt
 
     @property
     def n_cached(self) -> int:
         """How many of its tokens were found in the prefix cache."""
-        return self.track.n_cached
+        return self._track.n_cached
 
     @property
     def closed(self) -> bool:
         """Whether it was closed."""
-        return self.track.closed or self.track.unwanted
+        return self._track.closed or self._track.unwanted
 
     @property
     def random(self) -> RandomStream:
         """The random numbers that it samples with."""
-        return self.track.random
+        return self._track.random
 
     @random.setter
     def random(self, random: RandomStream) -> None:
-        self.track.random = random
+        self._track.random = random
 
     def __len__(self) -> int:
-        return len(self.track)
+        return len(self._track)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{len(self)} tokens, next at {self.position}"
@@ -169,7 +169,7 @@ class Sequence:
     @property
     def logits(self) -> Row:
         """float32[n_vocab] for the next token: writable, and valid until this sequence moves on."""
-        row, track = self.track.logits, self.track
+        row, track = self._track.logits, self._track
         if isinstance(row, np.ndarray) and not (track.closed or self._runner.closed or track.n_pending):
             return row
         with self._engine.lock:
@@ -178,7 +178,7 @@ class Sequence:
 
     def _compute_row(self) -> Row | DeviceRow:
         """The logits for the next token, where the backend has them; under the engine's lock."""
-        track = self.track
+        track = self._track
         self._prepare()
         self._engine.compute([track])
         self._check_open()
@@ -191,13 +191,13 @@ class Sequence:
         """A token drawn from the logits as they are now, or from yours. Nothing is appended."""
         params = sampling_params(options)
         if logits is None:
-            return self.track.sample(self.logits, params)
+            return self._track.sample(self.logits, params)
         row = np.asarray(logits, np.float32)
         if row.shape != (self._runner.spec.n_vocab,):
             raise InvalidRequest(
                 f"logits must have shape ({self._runner.spec.n_vocab},), not {row.shape}", param="logits"
             )
-        return self.track.sample(row, params)
+        return self._track.sample(row, params)
 
     @documented(SAMPLING)
     def step(self, **options: Unpack[SamplingOptions]) -> Step:
@@ -206,7 +206,7 @@ class Sequence:
 
     def _draw(self, params: SamplingParams) -> tuple[int, float]:
         """A token and its log-probability, from where the logits are; under the engine's lock."""
-        row, track = self._compute_row(), self.track
+        row, track = self._compute_row(), self._track
         if not isinstance(row, np.ndarray):
             token = track.sample(row, params)
             return token, row.measure(token, 0, None)[0]
@@ -221,10 +221,10 @@ class Sequence:
 
     def _take(self, token: int, logprob: float, has_room: bool = False) -> Step:
         """Append what was drawn, unless it is an end token; under the engine's lock."""
-        track = self.track
+        track = self._track
         if token in self._engine.tokenizer.end_ids:
             return Step(token, "", True, logprob)
-        self.check_usable()
+        self._check_usable()
         if not has_room:  # or else that was found when it was drawn
             track.check_room(1)
         track.append_sampled(token)
@@ -238,12 +238,12 @@ class Sequence:
         if isinstance(what, str):
             what = self._engine.tokenizer.encode(what)
         elif is_image(what):
-            what = self._runner.image_tokens(what, self.track.domain.salt)
+            what = self._runner.image_tokens(what, self._track.domain.salt)
         several: Any = [what] if isinstance(what, (int, np.integer)) else what
         tokens = self._runner.check_tokens(several)
         with self._engine.lock:
-            self.check_usable()
-            self.track.extend(tokens)
+            self._check_usable()
+            self._track.extend(tokens)
 
     # -- editing --
 
@@ -253,10 +253,10 @@ class Sequence:
         It continues this sequence's random numbers, unless it gets a seed of its own.
         """
         with self._engine.lock:
-            self.check_usable()
-            random = self.track.random.fork() if seed is None else RandomStream(seed)
-            self._engine.compute([self.track])  # so that there are cells to share
-            twin = Sequence(self._engine, self._runner.fork(self.track, random))
+            self._check_usable()
+            random = self._track.random.fork() if seed is None else RandomStream(seed)
+            self._engine.compute([self._track])  # so that there are cells to share
+            twin = Sequence(self._engine, self._runner.fork(self._track, random))
             twin._detokenizer = self._text_state().fork()
             return twin
 
@@ -272,8 +272,8 @@ class Sequence:
         their keys to the new positions.
         """
         with self._engine.lock:
-            self.check_usable()
-            editing.remove(self._runner, self.track, start, stop, close, self._compute)
+            self._check_usable()
+            editing.remove(self._runner, self._track, start, stop, close, self._compute)
 
     def shift(self, start: int, stop: int | None = None, *, by: int) -> None:
         """Move the tokens at start ≤ position < stop by some positions, and rotate their keys with them.
@@ -282,16 +282,16 @@ class Sequence:
         """
         start, stop, by = editing.check_shift(start, stop, by)
         with self._engine.lock:
-            self.check_usable()
+            self._check_usable()
             self._runner.require_shift()
-            self._compute(self.track)
-            editing.shift(self._runner, self.track, start, stop, by)
+            self._compute(self._track)
+            editing.shift(self._runner, self._track, start, stop, by)
 
     def clear(self) -> None:
         """Remove all tokens; the next one is at position 0 again."""
         with self._engine.lock:
-            self.check_usable()
-            track = self.track
+            self._check_usable()
+            track = self._track
             self._runner.release(track)
             track.tokens = []
             track.has_images = False
@@ -305,7 +305,7 @@ class Sequence:
         cancelled within one step.
         """
         with self._engine.lock:
-            track = self.track
+            track = self._track
             if not track.running:
                 self._runner.close_track(track, park)
             elif not track.closed:
@@ -320,10 +320,10 @@ class Sequence:
         from stretto.engine.saving import Saving
 
         with self._engine.lock:
-            self.check_usable()  # under the lock: a closed sequence must not be computed
-            with self._engine.computed(self.track, everything=True):
-                self.check_usable()  # a callback of a request that ran meanwhile may have closed it
-                saving = Saving(self._runner, self.track, self._text_state().state, self._engine.fingerprint)
+            self._check_usable()  # under the lock: a closed sequence must not be computed
+            with self._engine.computed(self._track, everything=True):
+                self._check_usable()  # a callback of a request that ran meanwhile may have closed it
+                saving = Saving(self._runner, self._track, self._text_state().state, self._engine.fingerprint)
         saving.write(path)
 
     def __enter__(self) -> Sequence:
@@ -336,15 +336,15 @@ class Sequence:
 
     def __del__(self) -> None:
         # Not here: this may be called in the middle of anything. The runner tidies up when it next works.
-        track = self.track
+        track = self._track
         if track.running:
             track.unowned = True  # the request that is continuing it closes it
         elif not track.closed and not self._runner.closed:
             self._runner.orphans.append((track.id, track.cache_key, track.exact))
 
     def _prepare(self) -> None:
-        self.check_usable()
-        self.track.redo_last()
+        self._check_usable()
+        self._track.redo_last()
 
     def _check_open(self) -> None:
         """Raise unless it and its model are open."""
@@ -352,12 +352,12 @@ class Sequence:
             raise InvalidRequest(f"sequence {self.id} is closed; make a new one with llm.sequence")
         self._runner.check_open()
 
-    def check_usable(self) -> None:
+    def _check_usable(self) -> None:
         """Raise unless it is open and no request is continuing it."""
         self._check_open()
-        if self.track.running:
+        if self._track.running:
             self._engine.settle()  # what was continuing it may have been dropped
-        if self.track.running:
+        if self._track.running:
             raise InvalidRequest(f"sequence {self.id} is being continued by a request that is running")
 
     def _compute(self, track: Track) -> None:
@@ -365,8 +365,8 @@ class Sequence:
 
     def _text_state(self) -> Detokenizer:
         """The detokenizer of `step`; it starts anew after an edit."""
-        if self._n_edits != self.track.n_edits:
-            self._n_edits = self.track.n_edits
+        if self._n_edits != self._track.n_edits:
+            self._n_edits = self._track.n_edits
             self._detokenizer = self._engine.tokenizer.detokenizer()
         return self._detokenizer
 
@@ -378,8 +378,8 @@ def track_in(engine: Engine, sequence: Sequence) -> Track:
     """The record of a sequence in an engine; raises if it belongs to another one, or is closed."""
     if sequence._engine is not engine:
         raise InvalidRequest(f"{sequence!r} is not a sequence of this model")
-    sequence.check_usable()
-    return sequence.track
+    sequence._check_usable()
+    return sequence._track
 
 
 def prepare(sequence: Sequence) -> None:
@@ -389,7 +389,7 @@ def prepare(sequence: Sequence) -> None:
 
 def step_all(engine: Engine, sequences: list[Sequence], params: SamplingParams) -> list[Step]:
     """A step of each sequence, whose logits are there: all are sampled at once if the backend can do that."""
-    rows = [(one.track, one.track.logits) for one in sequences]
+    rows = [(one._track, one._track.logits) for one in sequences]
     tracks = [track for track, _ in rows]
     if drawn := draw_each(engine.runner.draws, tracks, params, engine.tokenizer.end_ids):
         return [sequence._take(*one, has_room=True) for sequence, one in zip(sequences, drawn, strict=True)]
@@ -408,7 +408,7 @@ def new_sequence(
     """A sequence with checked tokens, which is computed with adapters if there are any."""
     engine.runner.check_open()
     sequence = Sequence(engine, engine.runner.new_track(tokens, random, salt))
-    sequence.track.adapt(engine.runner.adapters.mix(adapter))
+    sequence._track.adapt(engine.runner.adapters.mix(adapter))
     return sequence
 
 
@@ -420,11 +420,11 @@ def restored_sequence(
 
     sequence = new_sequence(engine, [], RandomStream(None), salt)
     if not share:  # a checksum tells a damaged file, not a forged one
-        sequence.track.make_private()
+        sequence._track.make_private()
     try:
-        sequence._detokenizer.state = restore(engine.runner, sequence.track, path, engine.fingerprint)
+        sequence._detokenizer.state = restore(engine.runner, sequence._track, path, engine.fingerprint)
     except BaseException:
-        sequence.track.running = False
+        sequence._track.running = False
         sequence.close()
         raise
     return sequence
