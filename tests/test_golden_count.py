@@ -29,6 +29,7 @@ def test_other():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [[], ["-p", "xdist", "-n", "2"]], ids=["here", "in two workers"])
 @pytest.mark.parametrize(("ci", "code"), [("", 0), ("true", 1)])
 def test_golden_tests_are_counted(tmp_path, ci, code, workers):

@@ -80,6 +80,7 @@ def check(folder, *command):
 needs_mypy = pytest.mark.skipif(find_spec("mypy") is None, reason="mypy is not installed")
 
 
+@pytest.mark.slow
 @needs_mypy
 def test_mypy(folder):
     code, output = check(folder, "mypy", "--strict", "--config-file=", "readme.py", "calls.py")

@@ -328,6 +328,7 @@ def test_every_byte_of_the_head_damaged(path):
     assert harmless <= 2 * padding + 40  # a space that became another kind of space, and the like
 
 
+@pytest.mark.slow
 def test_random_damage(path):
     rng, data = random.Random(5), written(path).read_bytes()
     start = 8 + len(head_of(data))

@@ -65,6 +65,7 @@ def start():
 # -- typing --
 
 
+@pytest.mark.slow
 def test_a_chat_goes_on_where_the_last_one_ended(start):
     terminal = start(ECHO)
     terminal.say("first")
@@ -102,6 +103,7 @@ def test_a_pasted_text_is_one_message_and_so_are_lines_joined_by_keys(start):
     assert terminal.end() == 0
 
 
+@pytest.mark.slow
 def test_the_history_is_kept_for_its_owner(start, store_home):
     history = store_home / "chat_history"
     terminal = start(ECHO)
@@ -173,6 +175,7 @@ main(["chat", "-m", "mock.gguf", "--vision", "mm.gguf", "-n", "2"])
 """
 
 
+@pytest.mark.slow
 def test_an_image_is_shown_by_its_path(tmp_path):
     PIL.Image.fromarray(picture(0).pixels).save(tmp_path / "cat.png")
     program = SEEING.format(tests=str(Path(terminals.__file__).parent))
@@ -206,6 +209,7 @@ def test_markdown_is_rendered_while_it_streams_and_never_drawn_beyond_the_screen
     assert COLOURS.search(terminal.raw)
 
 
+@pytest.mark.slow
 def test_no_colours_if_they_are_not_wanted(start):
     terminal = start(MARKDOWN[:200] + "\n```python\nx = 1\n```\n", NO_COLOR="1")
     terminal.say("Go")
@@ -215,6 +219,7 @@ def test_no_colours_if_they_are_not_wanted(start):
     assert not COLOURS.search(terminal.raw)
 
 
+@pytest.mark.slow
 def test_a_dumb_terminal_gets_plain_text():
     terminal = terminals.chat("Hello **there**", TERM="dumb")
     terminal.until("\n>")
@@ -320,6 +325,7 @@ def test_a_full_context_offers_what_can_be_done_and_the_message_waits(start):
     assert "You said two two" in terminal.until("the context is full, so the answer ends here")
 
 
+@pytest.mark.slow
 def test_a_summary_takes_the_place_of_the_oldest_turns(start):
     terminal = start(ECHO, model={"cells": 600, "context_length": 600}, width=200)
     for number in range(4):
@@ -329,6 +335,7 @@ def test_a_summary_takes_the_place_of_the_oldest_turns(start):
     assert re.search(r"└ 5 Summarise our conversation so far .* → You said Summarise", terminal.say("/tree"))
 
 
+@pytest.mark.slow
 def test_a_real_model_chats(start, smollm2_path):
     arguments = ["chat", "-m", str(smollm2_path), "--temperature", "0", "--stats"]
     terminal = terminals.Terminal(["-c", f"from stretto.cli import main; main({arguments})"])

@@ -66,7 +66,7 @@ def execute(code: CodeType, names):
         asyncio.run(value)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("page", PYTHON, ids=name_of)
 def test_the_code_of_a_page_runs(page, workplace, smollm2_path):
     found = [block for block in blocks(page) if block.language == "python"]

@@ -133,6 +133,7 @@ def ended_cleanly(gunicorn, pids):
             os.kill(pid, 0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_loaded_before_the_fork_is_refused_in_every_worker(started, kind):
     gunicorn = started(kind, preload=True)
@@ -144,6 +145,7 @@ def test_a_model_loaded_before_the_fork_is_refused_in_every_worker(started, kind
     ended_cleanly(gunicorn, answers)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_that_each_worker_loads_works_in_all(started, kind):
     gunicorn = started(kind, preload=False)

@@ -208,6 +208,7 @@ def test_many_requests_under_pressure(monkeypatch):
     llm.cells.check()
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("seed", range(8))
 def test_texts_that_end_at_any_time_are_those_of_any_other_step(both, seed):
     """Texts end by limits, tokens, strings and callbacks, and others arrive while they run."""

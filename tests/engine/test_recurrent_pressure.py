@@ -110,6 +110,7 @@ class RecurrentThread(Thread):
 OPERATIONS = WEIGHTS | {"continue_one": 20.0, "fail": 10.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_threads", "n_bursts"), [(1, 6), (3, 6)])
 def test_a_small_cache_with_few_slots_under_pressure(tmp_path, monkeypatch, n_threads, n_bursts):
     seed = int(os.environ.get("STRETTO_PRESSURE_SEED") or time.time_ns() % 1_000_000)

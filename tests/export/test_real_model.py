@@ -28,6 +28,7 @@ def log_probabilities(rows):
     return rows - np.log(np.exp(rows).sum(axis=-1, keepdims=True))
 
 
+@pytest.mark.slow
 def test_log_probabilities_are_near_exact_ones(exported, golden_answers):
     precision, session = exported
     differences = []

@@ -71,7 +71,7 @@ def test_a_kind_that_cannot_be_written_is_named():
 
 
 @pytest.mark.golden
-@pytest.mark.parametrize("model", ["smollm2", "gemma3"])
+@pytest.mark.parametrize("model", ["smollm2", pytest.param("gemma3", marks=pytest.mark.slow)])
 def test_real_vocabularies_give_the_golden_ids(model, request, golden_answers):
     with GGUF(request.getfixturevalue(f"{model}_path")) as file:
         _, theirs = written(file.metadata)

@@ -42,6 +42,7 @@ def roomy(smollm2_path):
         yield found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("mode", "prune", "prefix_cache"),
     [("isolated", None, True), ("isolated", 0.9, False), ("visible", 0.9, True), ("visible", None, False)],

@@ -156,6 +156,7 @@ PROTOCOLS = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_cut_call_comes_once_or_not_at_all(name):
     model, said = MODELS[name]

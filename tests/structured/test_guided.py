@@ -49,6 +49,7 @@ def forget(llm):
 # -- the same tokens, whoever asks --
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", GRAMMARS)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_fused_loop_gives_the_same_tokens(llm, name, seed):
@@ -135,6 +136,7 @@ def test_asyncio(llm):
     assert all(json.loads(result.text) for result in batch)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("loop", ["python", "fused"])
 def test_when_cells_run_out_the_guide_goes_on(smollm2_path, llm, loop):
     prompts = [f"Person number {i} of a long list of people who all have a pet:" for i in range(6)]

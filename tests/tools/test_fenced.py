@@ -194,7 +194,7 @@ def test_messages_that_look_like_calls_are_not_calls():
 
 def test_only_formats_with_such_models_have_fenced_calls():
     formats = {
-        name: call_format(llm._template, llm.tokenizer)
+        name: call_format(llm.template, llm.tokenizer)
         for name in ("chatml-tools", "mistral-nemo")
         if (llm := make(name, "x"))
     }

@@ -86,6 +86,7 @@ def test_calls_are_followed_as_they_come(name):
     assert [call.arguments for call in result.tool_calls] == [arguments for _, arguments in NOW[: family.n]]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("is_eager", [True, False])
 def test_cut_calls_come_once(name, is_eager):
@@ -112,6 +113,7 @@ def test_cut_calls_come_once(name, is_eager):
         assert len(arguments) - len(whole_calls) <= is_eager, (most, arguments)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_required_calls_are_read_back(name):
     llm = make(FAMILIES[name], noise)

@@ -104,6 +104,7 @@ def test_a_model_that_is_here_is_not_fetched_again(tiny, monkeypatch):
     assert hub.resolve("tiny") == model.path
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("damage", ["cut", "record", "brackets", "force"])
 def test_what_is_damaged_is_replaced(tiny, damage, store_home):
     model = hub.pull("tiny")
