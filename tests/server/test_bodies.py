@@ -16,9 +16,10 @@ from pydantic import ValidationError
 from serving import visiting
 from stretto import _native
 from stretto.server.app import ROUTERS
+from stretto.server.generation import answer as writing
 from stretto.server.generation.grammars import is_longer
 from stretto.server.generation.requests import ChatRequest, CompletionRequest, EmbeddingRequest
-from stretto.server.http import bodies, streaming
+from stretto.server.http import bodies
 from stretto.server.http.bodies import MAX_FIELDS, BodyRoute, assembled, find_body_model, parsed, validated
 from stretto.server.http.errors import ApiError, dumps
 from stretto.server.http.guard import FORM_PATHS
@@ -425,8 +426,8 @@ def test_a_long_answer_is_written_in_pieces(monkeypatch):
         "g": [],
         "h": [{"i": [1]}, {}],
     }
-    monkeypatch.setattr(streaming, "PIECE_VALUES", 3)
-    assert streaming.pieces(value) == dumps(value)
+    monkeypatch.setattr(writing, "PIECE_VALUES", 3)
+    assert writing.pieces(value) == dumps(value)
     with visiting() as (_, web):
         found = web.post("/stretto/tokenize", json={**MODEL, "text": "hello"})
     assert found.headers["content-type"] == "application/json"
