@@ -1,5 +1,6 @@
 """A server in a thread, on a free port, with a model of the test's own."""
 
+import ssl
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from tiny_models import FOLDER
 
 STRETTO = [sys.executable, "-c", "from stretto.cli import main; main()"]  # the command
 TINY = FOLDER / "llama.gguf"  # stands for a file; what it says is up to the opener
+PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # of clients without TLS: reading certificates takes 30 ms
 HELLO = "Hello world, this is a mock."
 
 
@@ -75,7 +77,10 @@ def serving(opener=None, models=(f"mock={TINY}",), limits=None, **settings):
 @contextmanager
 def visiting(*args, **settings):
     """A server, and a client of it."""
-    with serving(*args, **settings) as running, httpx.Client(base_url=running.url, timeout=60) as web:
+    with (
+        serving(*args, **settings) as running,
+        httpx.Client(base_url=running.url, timeout=60, verify=PLAIN) as web,
+    ):
         yield running, web
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving import until
+from serving import PLAIN, until
 
 pytest.importorskip("gunicorn", reason="the test extra has gunicorn")
 pytest.importorskip("uvicorn_worker", reason="the test extra has uvicorn-worker")
@@ -82,19 +82,20 @@ class Gunicorn:
 
     def answers(self):
         """A status and a text of each worker, by its process."""
-        found = {}
+        found, close = {}, {"connection": "close"}  # so that any worker may get the next request
 
         def ask():
             assert self.process.poll() is None, self.log.read_text()
             try:
-                answer = httpx.get(f"http://{self.address}/", timeout=SECONDS)
+                answer = client.get(f"http://{self.address}/", headers=close)
             except httpx.TransportError:  # it has not begun to listen
                 return False
             pid = int(answer.headers["x-pid"])
             found[pid] = answer.status_code, answer.text
             return len(found) == WORKERS
 
-        until(ask, SECONDS)
+        with httpx.Client(timeout=SECONDS, verify=PLAIN) as client:
+            until(ask, SECONDS)
         return found
 
     def end(self):
