@@ -198,14 +198,14 @@ def test_rows_of_different_length_run_together(name):
 def test_long_prompts_run_in_parts_whose_logits_fit(name, monkeypatch):
     monkeypatch.setattr("stretto.backends.onnx.backend.MAX_LOGITS", 258 * 5)
     bench, sizes = Bench(name, 128), []
-    run = bench.backend._caller.run
+    run = bench.backend.caller.run
 
     def counted(*call):
         logits = run(*call)
         sizes.append(logits.size)
         return logits
 
-    monkeypatch.setattr(bench.backend._caller, "run", counted)
+    monkeypatch.setattr(bench.backend.caller, "run", counted)
     bench.go([(i, [0]) for i in range(12)])
     assert sizes == [5 * 258, 5 * 258, 2 * 258]
     bench.go([(12, [0]), (13, [0]), *((i, [1]) for i in range(9))])

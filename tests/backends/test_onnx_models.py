@@ -351,14 +351,14 @@ def test_inputs_live_as_long_as_a_runtime_that_keeps_none_of_them(llm, monkeypat
 
     monkeypatch.setattr(onnxruntime.IOBinding, "bind_ortvalue_input", bind)
     monkeypatch.delattr(onnxruntime.OrtValue, "__dlpack__", raising=False)
-    caller, bound, n_checked = llm.backend._caller, [], 0
-    bind_array = caller._bind
+    caller, bound, n_checked = llm.backend.caller, [], 0
+    bind_array = caller.bind
 
     def watched(binding, name, array):
         bind_array(binding, name, array)
         bound.append(weakref.ref(array))
 
-    monkeypatch.setattr(caller, "_bind", watched)
+    monkeypatch.setattr(caller, "bind", watched)
     run = caller.session.raw.run_with_iobinding
 
     def checked(binding):

@@ -63,7 +63,7 @@ class Text:
         batch = Decoding(self.cells, [token], [sequence])
         self.rows.append(self.backend.forward(batch)[0])
         if self.plain:
-            self.backend._end_tail()
+            self.backend.end_tail()
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -75,7 +75,7 @@ def test_steps_have_the_bits_of_any_batch(exported, name, precision):
         bound.step(token)
         plain.step(token)
         n_bound += (
-            bound.backend._tail is not None and bound.backend._tail.n == len(PROMPT) + len(bound.rows) - 1
+            bound.backend.tail is not None and bound.backend.tail.n == len(PROMPT) + len(bound.rows) - 1
         )
     assert n_bound == 40
     for mine, other in zip(bound.rows, plain.rows, strict=True):  # none of them was overwritten
@@ -130,7 +130,7 @@ def test_a_step_that_fails_loses_nothing(exported, monkeypatch):
         for token in (7, 8, 9):
             text.step(token)
     with monkeypatch.context() as patch:
-        patch.setattr(bound.backend._tail, "_run", lambda binding: 1 / 0)
+        patch.setattr(bound.backend.tail, "run_bound", lambda binding: 1 / 0)
         bound.cells.hold()
         with pytest.raises(ModelError, match="cannot compute"):
             bound.step(10)

@@ -190,13 +190,13 @@ def test_a_model_that_cannot_be_loaded_leaves_the_one_there_is(chat, capsys):
     def fail(model):
         raise FileNotFoundError(model)
 
-    chat._open_model = fail
+    chat.open_model = fail
     take(chat, "/model nowhere.gguf")
     assert "nowhere.gguf" in capsys.readouterr().err
     take(chat, "One?")
     assert chat.conversation.last().answer == "Yes."
     other = mock_llm("No.")
-    chat._open_model = lambda model: other
+    chat.open_model = lambda model: other
     take(chat, "/model other.gguf")
     take(chat, "/retry")
     assert (chat.model, chat.conversation.last().answer) == ("other.gguf", "No.")

@@ -21,7 +21,7 @@ def tree():
 
 
 def test_a_walk_forks_and_computes_nothing_twice(tree):
-    llm = tree._llm
+    llm = tree.llm
     assert tree.here.branches[0].text == "a"
     assert tree.follow()
     assert (tree.text, tree.here.depth, tree.n_computed) == ("a", 1, 1)

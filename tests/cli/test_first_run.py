@@ -20,7 +20,7 @@ from stretto.testing import mock_llm
 from stretto.weights.hub.catalogue import CATALOGUE
 stretto.load = lambda model, **options: mock_llm("Hello")
 pull.pull_missing = lambda model, verb=None: None
-first_run._best = lambda: (CATALOGUE["qwen3-0.6b"], 400_000_000, 20e9)
+first_run.best = lambda: (CATALOGUE["qwen3-0.6b"], 400_000_000, 20e9)
 main(["run", *sys.argv[1:]])
 """
 

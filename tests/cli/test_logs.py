@@ -105,7 +105,7 @@ def test_old_ones_make_room(monkeypatch):
     monkeypatch.setattr(logs, "MOST", 3)
     for n in range(5):
         logs.Keeper("run").keep([{"role": "user", "content": str(n)}], "m")
-        os.utime(logs._files()[0], ns=(n, n))  # so that they differ
+        os.utime(logs.kept_files()[0], ns=(n, n))  # so that they differ
     assert [one.title for one in logs.conversations()] == ["4", "3", "2"]
     monkeypatch.setattr(logs, "MOST_BYTES", 1)
     logs.Keeper("run").keep([{"role": "user", "content": "last"}], "m")
@@ -114,8 +114,8 @@ def test_old_ones_make_room(monkeypatch):
 
 def test_files_that_others_remove_meanwhile_are_no_error(monkeypatch, capsys):
     logs.Keeper("run").keep([{"role": "user", "content": "One"}], "m")
-    files = [*logs._files(), logs.folder() / "gone.json"]
-    monkeypatch.setattr(logs, "_files", lambda: files)
+    files = [*logs.kept_files(), logs.folder() / "gone.json"]
+    monkeypatch.setattr(logs, "kept_files", lambda: files)
     logs.Keeper("run").keep([{"role": "user", "content": "Two"}], "m")
     assert "not kept" not in capsys.readouterr().err
 

@@ -136,7 +136,7 @@ def test_remembered_texts_are_bounded(models, monkeypatch):
     monkeypatch.setattr(asks, "MEMO_CHARACTERS", 500)
     for n in range(20):
         ask_of(dumped(messages=[{"role": "user", "content": f"{n} {STORY}"}]), models)
-    assert models["mock"]._tokenizer._size <= 500
+    assert models["mock"].tokenizer.size <= 500
 
 
 def test_a_long_new_prompt_is_known_by_its_beginning(models, monkeypatch):

@@ -97,7 +97,7 @@ def test_what_is_remembered_of_common_prefixes_is_bounded(monkeypatch):
     made = fleet(a=(range(100), 0))
     for n in range(100):
         made.picked("a", Ask([n, 1000 + n]), 10.0)
-    assert len(made._forks) == 10
+    assert len(made.forks) == 10
 
 
 def test_what_is_saved_goes_to_its_replica_however_busy():
@@ -161,7 +161,7 @@ def test_what_is_remembered_is_bounded(monkeypatch):
     made = fleet(a=([], 0))
     for n in range(100):
         made.picked("a", Ask(range(10 * n, 10 * n + 10)), 0.0)
-    assert len(made._picks) == len(made._expiring) == 100
+    assert len(made.picks) == len(made.expiring) == 100
 
 
 @pytest.mark.parametrize("policy", [PrefixPolicy(), RoundRobin()])

@@ -63,7 +63,7 @@ def test_a_request_goes_to_the_replica_that_reported_its_prefix():
     assert names(router, replicas, pending(Ask(CHAT)))[0] == "b"
     replicas[1].routing_stats = {"keys": b""}  # evicted
     replicas[2].routing_stats = {"keys": packed(CHAT[:9])}
-    router._holdings._picks.clear()
+    router.holdings.picks.clear()
     assert names(router, replicas, pending(Ask(CHAT)))[0] == "c"
 
 
@@ -183,7 +183,7 @@ def routed(handle, body, headers=()):
 def known(monkeypatch):
     llm = mock_llm("Hi")
     found = KnownModels(lambda path: TextModel(llm.tokenizer, llm.template))
-    found._models["mock"] = TextModel(llm.tokenizer, llm.template)
+    found.models["mock"] = TextModel(llm.tokenizer, llm.template)
     monkeypatch.setattr("stretto.deploy.router.MODELS", found)
     return found
 
@@ -253,7 +253,7 @@ def test_models_that_replicas_report_are_loaded_once():
 
 def test_a_model_that_cannot_be_read_is_left_out():
     found = KnownModels()
-    found._load("m", "/there/is/no.gguf")
+    found.load("m", "/there/is/no.gguf")
     assert not found.ready()
 
 
@@ -272,6 +272,6 @@ def test_ingress_and_router_know_the_same_models_when_pickled_by_value(monkeypat
         ingress, router = (cloudpickle.loads(cloudpickle.dumps(kind)) for kind in (Ingress, PrefixRouter))
     finally:
         cloudpickle.unregister_pickle_by_value(module)
-    globals_of = ingress._ask.__globals__, router._learn.__globals__
+    globals_of = ingress.ask.__globals__, router.learn.__globals__
     assert globals_of[0] is not globals_of[1]
     assert globals_of[0]["known_models"]() is globals_of[1]["known_models"]() is module.MODELS

@@ -65,7 +65,7 @@ def ollama_chat(url, ask, stream):
     client = ollama.Client(host=url)
     asked = {**CHAT, "messages": [{"role": "user", "content": ask}], "options": {"temperature": 0}}
     pieces = list(client.chat(**asked, stream=True)) if stream else [client.chat(**asked)]
-    client._client.close()
+    client.close()
     calls = [call.function for piece in pieces for call in piece.message.tool_calls or ()]
     return "".join(piece.message.content or "" for piece in pieces), calls
 

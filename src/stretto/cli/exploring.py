@@ -51,7 +51,7 @@ class Tree:
     """A walk through the tree, from the prompt on. Every node keeps its sequence: a fork of its parent's."""
 
     def __init__(self, llm: Any, prompt: str, width: int = 8) -> None:
-        self._llm = llm
+        self.llm = llm
         self._width = width
         self.prompt = prompt
         self.n_computed = 0  # tokens, behind the prompt
@@ -64,7 +64,7 @@ class Tree:
     def follow(self) -> bool:
         """Go along the selected branch; False at the end of a text."""
         branch = self.here.branches[self.here.selected]
-        if branch.token in self._llm.tokenizer.end_ids:
+        if branch.token in self.llm.tokenizer.end_ids:
             return False
         if branch.node is None:
             sequence = self.here.sequence.fork()
@@ -102,7 +102,7 @@ class Tree:
         shares /= shares.sum()
         best = np.argpartition(-shares, self._width)[: self._width]
         best = best[np.argsort(-shares[best], kind="stable")]
-        spelled = self._llm.tokenizer.spelled
+        spelled = self.llm.tokenizer.spelled
         branches = [Branch(int(token), spelled(int(token)), float(shares[token])) for token in best]
         return Node(sequence, parent, text, branches)
 

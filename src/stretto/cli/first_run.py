@@ -133,7 +133,7 @@ def _say(line: str) -> None:
 def first_run_note(model: str) -> None:
     """Say on the first run of the small model in a terminal what fits here; nothing is said in pipes."""
     if model == SMALL and sys.stdout.isatty() and sys.stderr.isatty() and is_first(MARKER):
-        _say(sentence(*_best()))
+        _say(sentence(*best()))
 
 
 def sentence(entry: HubModel | None, nbytes: int | None, bandwidth: float | None) -> str:
@@ -152,7 +152,7 @@ def sentence(entry: HubModel | None, nbytes: int | None, bandwidth: float | None
     return f'{begin}; the best that fits here: stretto run {entry.name} "…" ({fetch}{speed})'
 
 
-def _best() -> tuple[HubModel | None, int | None, float | None]:
+def best() -> tuple[HubModel | None, int | None, float | None]:
     """The best model that fits this machine, its size and the bandwidth, where they are known."""
     from stretto import hardware
     from stretto.weights.hub import huggingface

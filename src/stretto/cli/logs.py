@@ -108,7 +108,7 @@ def folder() -> Path:
 
 def conversations() -> Iterator[SavedConversation]:
     """All conversations, the last one first; files that are damaged are left out."""
-    for path in _files():
+    for path in kept_files():
         try:
             yield _read(path)
         except (OSError, ValueError):
@@ -128,7 +128,7 @@ def find(name: str) -> SavedConversation:
     """A conversation by its id, or by its beginning; `last` is the last one."""
     if name == "last":
         return last()
-    found = [path for path in _files() if path.stem.startswith(name)]
+    found = [path for path in kept_files() if path.stem.startswith(name)]
     exact = [path for path in found if path.stem == name] or found
     if len(exact) != 1 or not name:
         many = f"{len(exact)} conversations begin with" if exact else "there is no conversation"
@@ -143,13 +143,13 @@ def find(name: str) -> SavedConversation:
 
 def remove_all() -> int:
     """Remove all conversations: how many there were."""
-    files = _files()
+    files = kept_files()
     for path in files:
         path.unlink(missing_ok=True)
     return len(files)
 
 
-def _files() -> list[Path]:
+def kept_files() -> list[Path]:
     """The files, last changed first."""
     times: list[tuple[int, str, Path]] = []
     try:
@@ -181,7 +181,7 @@ def _write(kept: SavedConversation) -> None:
 def _make_room() -> None:
     """Remove the oldest beyond what is kept."""
     nbytes = 0
-    for number, path in enumerate(_files()):
+    for number, path in enumerate(kept_files()):
         with suppress(FileNotFoundError):  # another process removes old ones too
             nbytes += path.stat().st_size
             if number and (number >= MOST or nbytes > MOST_BYTES):

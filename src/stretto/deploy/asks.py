@@ -67,9 +67,9 @@ class TextModel:
     """The tokenizer and the chat template of a model. For one thread at a time."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
-        self._tokenizer = _Remembering(tokenizer)
+        self.tokenizer = _Remembering(tokenizer)
         self._template = template
-        self._engine = cast(Engine, SimpleNamespace(tokenizer=self._tokenizer))
+        self._engine = cast(Engine, SimpleNamespace(tokenizer=self.tokenizer))
 
     @classmethod
     def open(cls, path: str | Path) -> TextModel:
@@ -83,7 +83,7 @@ class TextModel:
 
         Raises if there is no such prompt.
         """
-        self._tokenizer.left = NEW_CHARACTERS
+        self.tokenizer.left = NEW_CHARACTERS
         found = self._all_tokens(body)
         return found[: found.index(CUT)] if CUT in found else found
 
@@ -130,7 +130,7 @@ class TextModel:
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
             prompt = prompt[0]
         if isinstance(prompt, str):
-            return self._tokenizer.encode(prompt, special=True)
+            return self.tokenizer.encode(prompt, special=True)
         if isinstance(prompt, list) and len(prompt) <= MAX_TOKENS and all(type(one) is int for one in prompt):
             return prompt
         raise InvalidRequest("the prompt is neither a text nor ids", param="prompt")
@@ -180,13 +180,13 @@ class _Remembering:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._known: OrderedDict[tuple[str, bool, int | None], list[int]] = OrderedDict()
-        self._size = 0
+        self.size = 0
         self.left = NEW_CHARACTERS
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
+        return getattr(self.tokenizer, name)
 
     def encode(self, text: str, special: bool = False, after: int | None = None) -> list[int]:
         """As the tokenizer does."""
@@ -196,11 +196,11 @@ class _Remembering:
             if len(text) > self.left:
                 return self._begun(text, special, after)
             self.left -= len(text)
-            ids = self._known[key] = self._tokenizer.encode(text, special, after=after)
-            self._size += len(text)
-            while self._size > MEMO_CHARACTERS:
+            ids = self._known[key] = self.tokenizer.encode(text, special, after=after)
+            self.size += len(text)
+            while self.size > MEMO_CHARACTERS:
                 (old, *_), _ = self._known.popitem(last=False)
-                self._size -= len(old)
+                self.size -= len(old)
         else:
             self._known.move_to_end(key)
         return ids
@@ -209,7 +209,7 @@ class _Remembering:
         """The ids of a text's beginning; the last ones may depend on what follows, and are left out."""
         head = text[: self.left]
         self.left = 0
-        return [*self._tokenizer.encode(head, special, after=after)[:-CUT_TOKENS], CUT]
+        return [*self.tokenizer.encode(head, special, after=after)[:-CUT_TOKENS], CUT]
 
 
 def _shown(body: ChatRequest) -> list[Mapping[str, Any]] | None:

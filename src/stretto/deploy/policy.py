@@ -72,9 +72,9 @@ class Holdings:
     def __init__(self) -> None:
         self.replicas: dict[str, ReplicaRecord] = {}
         self._holders: dict[int, set[str]] = {}  # by reports
-        self._picks: dict[int, dict[str, float]] = {}  # until when, by requests sent
-        self._expiring: deque[tuple[int, str, float]] = deque()
-        self._forks: OrderedDict[int, int] = OrderedDict()  # how many prompts parted behind a block
+        self.picks: dict[int, dict[str, float]] = {}  # until when, by requests sent
+        self.expiring: deque[tuple[int, str, float]] = deque()
+        self.forks: OrderedDict[int, int] = OrderedDict()  # how many prompts parted behind a block
         self._ends: OrderedDict[int, int] = OrderedDict()  # how many prompts ended with a block
 
     def keep(self, names: Collection[str]) -> None:
@@ -118,15 +118,15 @@ class Holdings:
         end = now + seconds
         # The next request of a conversation goes beyond this one's last block; others part from it earlier.
         for key in (*ask.keys[::PICK_STRIDE], *ask.keys[-1:]):
-            self._picks.setdefault(key, {})[name] = end
-            self._expiring.append((key, name, end))
+            self.picks.setdefault(key, {})[name] = end
+            self.expiring.append((key, name, end))
         self._forget(now)
 
     def _note_fork(self, keys: Sequence[int], now: float) -> None:
         """Note the last block of a prompt that any replica holds, if it goes on differently from there."""
         held = next((n for n in range(len(keys), 0, -1) if self._is_held(keys[n - 1], now)), 0)
         if 0 < held < len(keys):
-            _note(self._forks, keys[held - 1])
+            _note(self.forks, keys[held - 1])
 
     def ends_prompt(self, key: int) -> bool:
         """Whether a prompt ended with this block, so that one that goes beyond it follows up.
@@ -144,7 +144,7 @@ class Holdings:
         return self._ends.get(key, 0) >= COMMON_ENDS
 
     def _is_held(self, key: int, now: float) -> bool:
-        return key in self._holders or any(end > now for end in self._picks.get(key, {}).values())
+        return key in self._holders or any(end > now for end in self.picks.get(key, {}).values())
 
     def is_common(self, key: int) -> bool:
         """Whether a block ends a prefix of many conversations, as a system prompt does.
@@ -152,17 +152,17 @@ class Holdings:
         The turns of one conversation each go on behind a block of their own, and new conversations all part
         behind the same one.
         """
-        return self._forks.get(key, 0) >= COMMON_FORKS
+        return self.forks.get(key, 0) >= COMMON_FORKS
 
     def _forget(self, now: float) -> None:
         """Drop what has expired, and the oldest of what is too much."""
-        while self._expiring and (self._expiring[0][2] <= now or len(self._expiring) > MAX_PICKS):
-            key, name, end = self._expiring.popleft()
-            ends = self._picks.get(key)
+        while self.expiring and (self.expiring[0][2] <= now or len(self.expiring) > MAX_PICKS):
+            key, name, end = self.expiring.popleft()
+            ends = self.picks.get(key)
             if ends is not None and ends.get(name) == end:
                 del ends[name]
                 if not ends:
-                    del self._picks[key]
+                    del self.picks[key]
 
     def lengths(self, keys: Sequence[int], now: float) -> dict[str, int]:
         """How many blocks of a text each replica holds; those that hold none are left out."""
@@ -173,7 +173,7 @@ class Holdings:
             names: Iterable[str] = self._holders.get(key, ())
             for name in names:
                 found.setdefault(name, n)
-            for name, end in self._picks.get(key, {}).items():
+            for name, end in self.picks.get(key, {}).items():
                 if end > now and name in self.replicas:
                     found.setdefault(name, n)
             if len(found) == n_replicas:

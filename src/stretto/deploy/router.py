@@ -49,7 +49,7 @@ class KnownModels:
     def __init__(self, opener: Callable[[str], TextModel] = TextModel.open) -> None:
         self._open = opener
         self._files: dict[str, tuple[str, int]] = {}  # path and size, of all that were tried
-        self._models: dict[str, TextModel] = {}
+        self.models: dict[str, TextModel] = {}
         self.is_salted = False  # API keys share no prefixes
 
     def reported(self, report: object) -> None:
@@ -64,15 +64,16 @@ class KnownModels:
                 and len(self._files) < MAX_MODELS
             ):
                 self._files[name] = (file[0], file[1])
-                threading.Thread(target=self._load, args=(name, file[0]), daemon=True).start()
+                threading.Thread(target=self.load, args=(name, file[0]), daemon=True).start()
 
     def ready(self) -> Mapping[str, TextModel]:
         """Those that are loaded."""
-        return self._models
+        return self.models
 
-    def _load(self, name: str, path: str) -> None:
+    def load(self, name: str, path: str) -> None:
+        """Read what a model's file tells of its prompts; a file that cannot be read is left out."""
         try:
-            self._models = {**self._models, name: self._open(path)}
+            self.models = {**self.models, name: self._open(path)}
         except Exception as error:
             log.warning("requests for %s are routed by their text, not by tokens: %s", name, error)
 
@@ -113,7 +114,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray may not be insta
     def initialize_state(self, policy: str = "prefix", **fields: Any) -> None:
         """Ray calls it with the keyword arguments of the configuration."""
         self._policy: Policy = RoundRobin() if policy == "round robin" else PrefixPolicy(**fields)
-        self._holdings = Holdings()
+        self.holdings = Holdings()
         self._taken: dict[str, object] = {}  # the last report of each replica
 
     async def choose_replicas(
@@ -133,22 +134,22 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray may not be insta
     ) -> list[list[RunningReplica]]:
         now, ask = time.monotonic(), asked(pending)
         by_name = {replica.replica_id.unique_id: replica for replica in candidates}
-        self._learn(by_name, now)
-        order = [name for name in self._policy.order(ask, self._holdings, now) if name in by_name]
+        self.learn(by_name, now)
+        order = [name for name in self._policy.order(ask, self.holdings, now) if name in by_name]
         if order:
-            self._holdings.picked(order[0], ask, now, PICK_SECONDS if ask.is_exact else TEXT_PICK_SECONDS)
+            self.holdings.picked(order[0], ask, now, PICK_SECONDS if ask.is_exact else TEXT_PICK_SECONDS)
         return [[by_name[name]] for name in order]
 
-    def _learn(self, replicas: Mapping[str, RunningReplica], now: float) -> None:
+    def learn(self, replicas: Mapping[str, RunningReplica], now: float) -> None:
         """Take reports that have come since; a replica without any counts as idle and empty."""
-        if replicas.keys() != self._holdings.replicas.keys():
-            self._holdings.keep(replicas)
+        if replicas.keys() != self.holdings.replicas.keys():
+            self.holdings.keep(replicas)
             self._taken = {name: self._taken[name] for name in replicas if name in self._taken}
         for name, replica in replicas.items():
             report = replica.routing_stats
             if report and report is not self._taken.get(name):
                 self._taken[name] = report
-                self._holdings.reported(name, report, now)
+                self.holdings.reported(name, report, now)
                 known_models().reported(report)
 
 
@@ -190,7 +191,7 @@ class Ingress:
         begun = time.perf_counter()
         try:
             data = await _body(receive)
-            ask = self._ask(data, _headers(scope))
+            ask = self.ask(data, _headers(scope))
             self._by_tokens += bool(ask.is_exact and ask.keys)
             replica = await asyncio.wait_for(self._choose(ask), ROUTE_SECONDS)
             await _answer(send, 200, {"replica_id": replica})
@@ -207,7 +208,8 @@ class Ingress:
         counts = {"requests": self._requests, "by_tokens": self._by_tokens}
         return {**counts, "p50": p50, "p99": p99, "cpu": time.process_time()}
 
-    def _ask(self, data: bytes, headers: Mapping[str, str]) -> Ask:
+    def ask(self, data: bytes, headers: Mapping[str, str]) -> Ask:
+        """A request as routing sees it."""
         session, models = headers.get(SESSION_HEADER, ""), known_models()
         tenant = b""
         if SESSION_HEADER == KEY_HEADER:  # then it is no session

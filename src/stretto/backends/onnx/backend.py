@@ -155,9 +155,9 @@ class OnnxBackend(PoolBackend):
         super().__init__(session, decoder, pool, threads)
         self.graph = graph
         self.presents = Presents(pool, n_cells)
-        self._caller = Caller(session, graph, pool, self.presents, self.spec.n_vocab)
-        self._tail: Tail | None = None  # of the sequence that was run last
-        on_host = self._caller.memory == "cpu"
+        self.caller = Caller(session, graph, pool, self.presents, self.spec.n_vocab)
+        self.tail: Tail | None = None  # of the sequence that was run last
+        on_host = self.caller.memory == "cpu"
         can_grow = on_host and graph.shares and graph.counts_mask and graph.branch is None
         self.capabilities = Capabilities(
             merge=graph.explicit,
@@ -180,7 +180,7 @@ class OnnxBackend(PoolBackend):
         """float32[n_wanted, n_vocab]."""
         if not isinstance(batch, Decoding):
             return self._forward(batch)
-        if self._tail is not None and self._tail.follows(batch):
+        if self.tail is not None and self.tail.follows(batch):
             return self._grow(batch.ids[0], batch.taken[0])
         logits = self._forward(batch)
         if len(batch) == 1:
@@ -193,7 +193,7 @@ class OnnxBackend(PoolBackend):
 
         def compute(tokens: list[int]) -> Floats:
             n, position = run.n_view - len(run.cells) + run.n_run, run.position + run.n_run
-            if len(tokens) == 1 and self._tail is not None and self._tail.continues(run.edits, n, position):
+            if len(tokens) == 1 and self.tail is not None and self.tail.continues(run.edits, n, position):
                 return self._grow(tokens[0], int(run.cells[run.n_run]))
             logits = self._forward(batch_of(run, tokens))
             if len(tokens) == 1:
@@ -210,27 +210,27 @@ class OnnxBackend(PoolBackend):
         # With windows tokens have to follow each other, as `check_exact` says.
         if self.decoder.windows != () and (table[kept.cells[0]] != np.arange(n)).any():
             return
-        self._tail = Tail(self.session.raw, self.graph, self.presents, kept, edits, position + 1)
+        self.tail = Tail(self.session.raw, self.graph, self.presents, kept, edits, position + 1)
 
-    def _end_tail(self) -> None:
+    def end_tail(self) -> None:
         """Let other calls have the buffers of the sequence that was run last."""
-        if self._tail is not None:
-            self._tail.settle()
-            self._tail = None
+        if self.tail is not None:
+            self.tail.settle()
+            self.tail = None
 
     def _grow(self, token: int, cell: int) -> Floats:
         """The next token of the sequence that was run last."""
-        tail = self._tail
+        tail = self.tail
         assert tail is not None
         try:
             return tail.step(token, cell, self.spec.n_vocab)
         except Exception as error:  # ONNX Runtime's exceptions have no common base
-            self._end_tail()
+            self.end_tail()
             raise make_failure(error, self.graph.file) from error
 
     def _forward(self, batch: Batch) -> Floats:
         """`forward` of any batch."""
-        self._end_tail()  # its buffers may be used for something else
+        self.end_tail()  # its buffers may be used for something else
         waves = group_chains(batch)
         placement = batch.placement
         assert placement is not None  # `group_chains` has asked
@@ -243,7 +243,7 @@ class OnnxBackend(PoolBackend):
         places = {int(row): index for index, row in enumerate(wanted)}
         for wave in waves:
             for group in self._groups(wave):
-                self._run(group, tokens, places, logits)
+                self.run(group, tokens, places, logits)
         return logits
 
     def _pieces(self, chain: Chain) -> list[Chain]:
@@ -251,11 +251,11 @@ class OnnxBackend(PoolBackend):
         most = len(chain) if self.graph.keep else max(1, MAX_LOGITS // self.spec.n_vocab)
         return [chain.part(first, first + most) for first in range(0, len(chain), most)]
 
-    def _run(self, chains: Sequence[Chain], tokens: Ints, places: dict[int, int], logits: Floats) -> None:
+    def run(self, chains: Sequence[Chain], tokens: Ints, places: dict[int, int], logits: Floats) -> None:
         """Compute chains of one length, and take the rows of logits that are wanted."""
         n, chains = len(chains[0]), self.presents.arranged(chains)
         asked = [i for chain in chains for i, row in enumerate(chain.rows) if row in places]
-        rows = self._caller.run(chains, tokens, n - min(asked, default=n - 1))
+        rows = self.caller.run(chains, tokens, n - min(asked, default=n - 1))
         skipped = n - rows.shape[1]  # the graph computes the last ones only, if it is told to
         for number, chain in enumerate(chains):
             for i, row in enumerate(chain.rows):
@@ -288,16 +288,16 @@ class OnnxBackend(PoolBackend):
     # -- cells --
 
     def _before_reading(self) -> None:
-        self._end_tail()
+        self.end_tail()
         self.presents.sync()
 
     def _before_writing(self, cells: Ints) -> None:
-        self._end_tail()
+        self.end_tail()
         self.presents.touch(cells)
 
     def close(self) -> None:
         """Free the session and the cache."""
-        self._tail = None
+        self.tail = None
         self.presents.clear()
         super().close()
 

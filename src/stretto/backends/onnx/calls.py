@@ -306,17 +306,17 @@ class Caller:
     ) -> None:
         graph, n = self.graph, len(chains[0])
         ids = np.stack([tokens[chain.rows] for chain in chains])
-        self._bind(binding, IDS, ids.astype(graph.ids_type))
+        self.bind(binding, IDS, ids.astype(graph.ids_type))
         if graph.mask is not None:
-            self._bind(binding, graph.mask, self._mask(chains, past, n).astype(graph.mask_type))
+            self.bind(binding, graph.mask, self._mask(chains, past, n).astype(graph.mask_type))
         if graph.positions is not None:
             positions = np.stack([chain.positions for chain in chains])
-            self._bind(binding, graph.positions, positions.astype(graph.positions_type))
+            self.bind(binding, graph.positions, positions.astype(graph.positions_type))
         if graph.branch is not None:
-            self._bind(binding, graph.branch, np.array([len(chains[0].past) > 0]))
+            self.bind(binding, graph.branch, np.array([len(chains[0].past) > 0]))
         if graph.keep is not None:
             value = graph.file.inputs[graph.keep]
-            self._bind(binding, graph.keep, np.full((1,) * len(value.shape or ()), n_logits, value.type))
+            self.bind(binding, graph.keep, np.full((1,) * len(value.shape or ()), n_logits, value.type))
 
     def _mask(self, chains: Sequence[Chain], past: Kept, n: int) -> Array:
         """Ones where a row has tokens: all of it but the room behind a shorter past."""
@@ -352,7 +352,8 @@ class Caller:
         values = binding.get_outputs()[: len(past.values)]
         return Kept(cells, values, past.width + n, time, past.n_synced, places)
 
-    def _bind(self, binding: Any, name: str, array: Array) -> None:
+    def bind(self, binding: Any, name: str, array: Array) -> None:
+        """Give the session an array of the host."""
         binding.bind_cpu_input(name, array)  # keeps the array, which bind_ortvalue_input did not before 1.30
 
     def _value(self, array: Array, memory: str) -> Any:
@@ -386,7 +387,7 @@ class Tail:
         self.n = len(kept.cells[0])
         self.position = position  # of the next token
         self._graph, self._presents, self._kept = graph, presents, kept
-        self._run, self._binding, self._width = raw.run_with_iobinding, kept.binding, kept.width
+        self.run_bound, self._binding, self._width = raw.run_with_iobinding, kept.binding, kept.width
         self._new: list[int] = []  # cells of tokens since the last `settle`
         self._ids = np.zeros((1, 1), graph.ids_type)
         self._positions = np.zeros((1, 1), graph.positions_type)
@@ -416,7 +417,7 @@ class Tail:
             self._bind_inputs()
         if self._logits is None or sys.getrefcount(self._logits) != self._n_references:
             self._bind_logits(n_vocab)
-        self._run(self._binding)
+        self.run_bound(self._binding)
         self._new.append(cell)
         self.n, self.position = n + 1, position + 1
         logits = self._logits

@@ -110,7 +110,7 @@ class Chat:
         self.n_generated = 0
         self.last: Answer | None = None
         self.n_failed = 0
-        self._open_model, self._keeper = open_model, keeper
+        self.open_model, self._keeper = open_model, keeper
         self.tells_ends = False  # that an answer was stopped or cut
         # Around an answer, so that typed keys do not show in it.
         self.quiet: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -212,9 +212,9 @@ class Chat:
 
     def switch(self, model: str) -> None:
         """Go on with another model; the one before stays if that fails."""
-        if self._open_model is None:
+        if self.open_model is None:
             raise InvalidRequest("another model cannot be loaded here")
-        llm = self._open_model(model)
+        llm = self.open_model(model)
         try:
             self._check(llm, model)
         except BaseException:
