@@ -154,7 +154,7 @@ def test_smaller_tiles_replace_those_that_a_device_has_no_room_for(monkeypatch):
     q, keys, values = example()
     work = rows().work("prompt")
     expected = attend(q, keys, values, work, Scoring(0.3))
-    launch, tiles = attend_launch.Call._launch, []
+    launch, tiles = attend_launch.Call.launch_tile, []
 
     def limited(call, items, tile, pdl, programs):
         tiles.append(tile)
@@ -162,7 +162,7 @@ def test_smaller_tiles_replace_those_that_a_device_has_no_room_for(monkeypatch):
             raise OutOfResources(200, 100, "shared memory")
         launch(call, items, tile, pdl, programs)
 
-    monkeypatch.setattr(attend_launch.Call, "_launch", limited)
+    monkeypatch.setattr(attend_launch.Call, "launch_tile", limited)
     monkeypatch.setattr(attend_launch, "_FITTING", {})
     for _ in range(2):
         found = attend(q, keys, values, work, Scoring(0.3))

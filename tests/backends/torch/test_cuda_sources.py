@@ -125,7 +125,7 @@ def test_a_few_rows_are_multiplied_with_weights_rounded_to_bfloat16(fmt, tmp_pat
 
 
 def test_without_nvrtc_the_error_names_the_remedy(monkeypatch):
-    monkeypatch.setattr(cuda, "_library", lambda: None)
+    monkeypatch.setattr(cuda, "library", lambda: None)
     with pytest.raises(Unsupported, match="nvidia-cuda-nvrtc, or use exact=True"):
         cuda.require()
 

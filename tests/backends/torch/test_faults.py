@@ -149,8 +149,8 @@ def test_steps_run_without_a_graph_when_memory_is_short(backend, tokens, monkeyp
             raise
 
     monkeypatch.setattr(steps, "has_room", lambda device, nbytes: short != "nothing is free")
-    monkeypatch.setattr(backend.steps, "_record", record)
-    monkeypatch.setattr(backend.steps, "_device", torch.device("cuda"))
+    monkeypatch.setattr(backend.steps, "record", record)
+    monkeypatch.setattr(backend.steps, "device", torch.device("cuda"))
     same(decoding(backend, cells, tokens[11]), expected[-1])
     decoding(backend, cells, 1)
     assert len(tried) == (short != "nothing is free")
@@ -203,7 +203,7 @@ def test_widened_formats_are_named_once_with_their_bytes():
     weights = Weights(tiny_file("llama"), tiny_spec("llama"), torch.device(DEVICE), torch.bfloat16, 64)
     weights.warn_of_widened()  # says nothing
     for _ in range(2):
-        weights._count(SimpleNamespace(nbytes=8_000_000, widened={"IQ4_NL": 5_000_000}))
+        weights.count(SimpleNamespace(nbytes=8_000_000, widened={"IQ4_NL": 5_000_000}))
     assert weights.nbytes == 16_000_000
     with pytest.warns(UserWarning, match=r"IQ4_NL \(10.0 MB\) are widened to 16 bits.*Q4_K"):
         weights.warn_of_widened()

@@ -55,7 +55,7 @@ def kernel(monkeypatch):
     runtime = import_module("triton.runtime.driver")
     active = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 7)
     monkeypatch.setattr(runtime, "driver", SimpleNamespace(active=active))
-    monkeypatch.setattr(launching, "_is_known", lambda kernel: True)
+    monkeypatch.setattr(launching, "is_known", lambda kernel: True)
     return Kernel()
 
 
@@ -123,7 +123,7 @@ def test_triton_launches_with_arguments_of_other_types(kernel):
 
 
 def test_triton_launches_what_is_not_known(kernel, monkeypatch):
-    monkeypatch.setattr(launching, "_is_known", lambda kernel: False)
+    monkeypatch.setattr(launching, "is_known", lambda kernel: False)
     for _ in range(2):
         launching.launch(kernel, (1,), torch.zeros(8), torch.zeros(8), 5, 0.5, WIDTH=8)
     assert [len(compiled.launches) for compiled in kernel.compiled] == [0, 0]

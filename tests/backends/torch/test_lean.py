@@ -38,11 +38,11 @@ def test_one_kernel_attends_as_two_do(name, kv, monkeypatch):
         return decoded_logits(opened, name)
 
     calls = []
-    run = AttentionLayer._attend_row
-    monkeypatch.setattr(AttentionLayer, "_attend_row", lambda *given: calls.append(1) or run(*given))
+    run = AttentionLayer.attend_row
+    monkeypatch.setattr(AttentionLayer, "attend_row", lambda *given: calls.append(1) or run(*given))
     one = logits()
     assert calls
-    monkeypatch.setattr(AttentionLayer, "_is_one_kernel", lambda *given: False)
+    monkeypatch.setattr(AttentionLayer, "is_one_kernel", lambda *given: False)
     np.testing.assert_allclose(one, logits(), atol=1e-5 if kv == "f32" else 2e-2)
 
 

@@ -88,7 +88,7 @@ def test_queries_and_keys_are_turned_as_in_plain_torch(name, monkeypatch):
         run.turns = run.positions
         shape = n_cells, mixer.n_kv_head, mixer.head_size
         made = []
-        for turn in (layer._turn, layer._turn_kernel):
+        for turn in (layer.turn, layer.turn_kernel):
             keys, values = torch.zeros(shape, device=DEVICE), torch.zeros(shape, device=DEVICE)
             q = plainly(monkeypatch, partial(turn, projected, keys, values, run))
             made.append((q, keys, values))

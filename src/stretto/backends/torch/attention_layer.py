@@ -66,10 +66,10 @@ class AttentionLayer:
         assert values is not None
         work = run.work.of(mixer.window, mixer.causal)
         mixed = projected.new_empty(len(projected), mixer.n_head * mixer.head_size, dtype=self.dtype)
-        if run.is_lean and self._is_one_kernel(keys):
-            self._attend_row(projected, keys, values, run, work, mixed)
+        if run.is_lean and self.is_one_kernel(keys):
+            self.attend_row(projected, keys, values, run, work, mixed)
             return mixed
-        turn = self._turn_kernel if uses_kernels(projected) else self._turn
+        turn = self.turn_kernel if uses_kernels(projected) else self.turn
         q = turn(projected, keys, values, run)
         watch(run, q, keys, work, self.scoring)
         attention.attend(q, keys, values, work, self.scoring, mixed, deep=not run.is_lean)
@@ -81,7 +81,7 @@ class AttentionLayer:
 
     # -- queries and keys --
 
-    def _turn(self, projected: Tensor, keys: Tensor, values: Tensor, run: Pass) -> Tensor:
+    def turn(self, projected: Tensor, keys: Tensor, values: Tensor, run: Pass) -> Tensor:
         """Queries; K and V are stored. In plain torch."""
         mixer, n = self.mixer, len(projected)
         q = projected[:, : self.at_k].view(n, mixer.n_head, -1)[..., : mixer.head_size]
@@ -153,7 +153,7 @@ class AttentionLayer:
         numbers += [0.0, 1.0, 0.0] if warm is None else [warm.slope, float(warm.length), warm.offset]
         return tuple(numbers)
 
-    def _turn_kernel(self, projected: Tensor, keys: Tensor, values: Tensor, run: Pass) -> Tensor:
+    def turn_kernel(self, projected: Tensor, keys: Tensor, values: Tensor, run: Pass) -> Tensor:
         """The same in one kernel."""
         mixer, n, table = self.mixer, len(projected), self.rope
         heads, kv_heads, size = mixer.n_head, mixer.n_kv_head, mixer.head_size
@@ -178,7 +178,7 @@ class AttentionLayer:
 
     # -- one row, in one kernel --
 
-    def _is_one_kernel(self, keys: planes.Plane) -> bool:
+    def is_one_kernel(self, keys: planes.Plane) -> bool:
         """Whether `_attend_row` can be used: K and V as they are, plain scores, norms of single heads."""
         mixer, size = self.mixer, self.mixer.head_size
         return (
@@ -192,7 +192,7 @@ class AttentionLayer:
             and all(_extent(norm) != WHOLE_ROW for norm in self._norms)
         )
 
-    def _attend_row(
+    def attend_row(
         self, projected: Tensor, keys: Tensor, values: Tensor, run: Pass, work: AttentionWork, out: Tensor
     ) -> None:
         """The attention of the only row of a decode step; K and V are stored."""

@@ -99,12 +99,12 @@ class Unlaunched:
 
 def is_available() -> bool:
     """Whether kernels can be compiled here."""
-    return _library() is not None
+    return library() is not None
 
 
 def require() -> Any:
     """NVRTC, or `Unsupported` if it is missing."""
-    if (lib := _library()) is None:
+    if (lib := library()) is None:
         raise Unsupported(
             "exact=False compiles kernels with NVRTC (libnvrtc), which is not installed; "
             "pip install nvidia-cuda-nvrtc, or use exact=True",
@@ -212,7 +212,7 @@ def _driver() -> Any:
 
 
 @lru_cache(maxsize=1)
-def _library() -> Any:
+def library() -> Any:
     """NVRTC of the CUDA version that torch was built for: of the system, or of the packages torch brings."""
     version = getattr(torch.version, "cuda", None)
     if version is None:

@@ -80,7 +80,7 @@ class Form:
         self._compiled: dict[tuple[Any, ...], Launch] = {}
         self._asked: set[tuple[Any, ...]] = set()  # to be compiled ahead
         self._driver: Any = None
-        if _is_known(kernel):
+        if is_known(kernel):
             from triton.runtime.driver import driver
 
             self._driver = driver
@@ -171,7 +171,7 @@ class Launch:
             )  # fmt: skip
 
 
-def _is_known(kernel: Any) -> bool:
+def is_known(kernel: Any) -> bool:
     """Whether this is a kernel that Triton compiles, of a version with the launcher that is called here."""
     from triton.runtime.jit import JITFunction
 

@@ -81,7 +81,7 @@ class Steps:
     """Runs decode steps of a decoder."""
 
     def __init__(self, decoder: Decoder, sampler: RowSampler, device: torch.device, exact: bool) -> None:
-        self._decoder, self._sampler, self._device = decoder, sampler, device
+        self._decoder, self._sampler, self.device = decoder, sampler, device
         self.ahead = Ahead(decoder, device)
         self._is_lean = not exact and uses_kernels(torch.empty(0, device=device)) and lean.is_plain(decoder)
         if self._is_lean:
@@ -94,7 +94,7 @@ class Steps:
     def run(self, work: PassWork, n: int) -> TorchRows:
         """The logits of the first n rows, on the device."""
         assert work.key is not None
-        if self._device.type != "cuda":
+        if self.device.type != "cuda":
             return self._sampler.rows(self._step(work)[:n])
         found = self.captured(work)
         found.replay()
@@ -104,7 +104,7 @@ class Steps:
         """The graph of such a step; without graphs, or memory for one, the step itself."""
         assert work.key is not None
         found = None
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             found = self._graphs.get(work.key) or self._capture(work.key, work)
         return found or self._eager(work)
 
@@ -143,9 +143,9 @@ class Steps:
         for each, old in zip(states, before, strict=True):
             each[slots] = old
         found = None
-        if has_room(self._device, SPARE_BYTES):
+        if has_room(self.device, SPARE_BYTES):
             try:
-                found = self._record(work)
+                found = self.record(work)
             except Exception as error:  # ending a capture that ran out of memory may raise another one
                 if not any(each and is_out_of_memory(each) for each in (error, error.__context__)):
                     raise
@@ -156,10 +156,11 @@ class Steps:
             self._graphs[key] = found
         return found
 
-    def _record(self, work: PassWork) -> Captured:
+    def record(self, work: PassWork) -> Captured:
+        """Capture the graph of a step."""
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        logits = torch.empty(work.n, self._sampler.n_vocab, dtype=torch.float32, device=self._device)
+        logits = torch.empty(work.n, self._sampler.n_vocab, dtype=torch.float32, device=self.device)
         with capturing(graph, self._pool):
             self._step(work, logits)
         return Captured(graph, logits)

@@ -168,7 +168,7 @@ class Weights:
         for piece in pieces:
             if not piece.is_copy:
                 self.file.forget(piece.tensor)
-        self._count(matrix)
+        self.count(matrix)
         matrix = replace(matrix, parts=tuple(map(self._multiplied, matrix.parts)))
         return matrix if uses_kernels(self.probe) else _widened(matrix)
 
@@ -178,14 +178,15 @@ class Weights:
         stack = Stack.load(pieces, columns, self.device, self.dtype, interleave=len(names) == 2)
         for tensor in {piece.tensor.name: piece.tensor for each in pieces for piece in each}.values():
             self.file.forget(tensor)
-        self._count(stack)
+        self.count(stack)
         return replace(stack, part=self._multiplied(stack.part))
 
     def _multiplied(self, part: Part) -> Part:
         """The part with the rounding of rows that the precision asks for."""
         return replace(part, octets=self._octets) if isinstance(part, Packed) else part
 
-    def _count(self, loaded: Matrix | Stack) -> None:
+    def count(self, loaded: Matrix | Stack) -> None:
+        """Add what was loaded to the figures of formats and memory."""
         self.nbytes += loaded.nbytes
         for name, nbytes in loaded.widened.items():
             self.widened[name] = self.widened.get(name, 0) + nbytes

@@ -191,7 +191,7 @@ class Call:
         tile = _FITTING.get(kind, tile)
         while True:
             try:
-                return self._launch(
+                return self.launch_tile(
                     items, tile, early_options(self.device)["EARLY"] if pdl is None else pdl, programs
                 )
             except OutOfResources:
@@ -200,7 +200,8 @@ class Call:
                     raise
                 _FITTING[kind] = tile = less
 
-    def _launch(self, items: Items, tile: Tile, pdl: bool, programs: int) -> None:
+    def launch_tile(self, items: Items, tile: Tile, pdl: bool, programs: int) -> None:
+        """Launch the kernel with a tile; it raises where the device has no room for that."""
         count = items.most if items.count is None else items.count
         units = count * self.n_kv * -(-self.group // tile.heads)
         if programs or items.count is None:  # unused programs of a graph should be few
