@@ -7,7 +7,8 @@ import {wire} from './session.js';
 import {TOOLS, definitions, run} from './toolbox.js';
 import {given, ids, tokenOf} from './tree.js';
 
-const ALTERNATIVES = 8, SAVE_MS = 300, ABANDONED_MS = 5000, TOOL_ROUNDS = 8;
+export const ABANDONED_MS = 5000; // since its tab has written it
+const ALTERNATIVES = 8, SAVE_MS = 300, TOOL_ROUNDS = 8;
 const ENDS = ['timeout', 'repetition']; // told as "length"
 const CUT = ['unreachable', 'shutting_down'];
 const running = new Map(), frames = new Map(); // by messages' ids: aborts, and what draws them
@@ -104,7 +105,7 @@ export async function write(message) {
       if (chunk.usage) message.stats = statsOf(chunk);
       message.version++;
       draw(message);
-      if (at - saved > SAVE_MS) keep();
+      if (at - saved > Math.max(SAVE_MS, list.length)) keep(); // a long answer takes longer to write
     }
   } catch (error) {
     if (error.name === 'AbortError') message.finish = 'stopped';

@@ -1,6 +1,6 @@
 // Chat: a conversation, its box, its list. Messages are a tree whose chosen path is shown; see chats.js and answering.js.
 import {html, Component, useEffect, useLayoutEffect, useRef, useState} from './vendor/preact.js';
-import {answerCalls, isRunning, onMessage, resume, runningIn, stop, tokens, tokensNow, write} from './answering.js';
+import {ABANDONED_MS, answerCalls, isRunning, onMessage, resume, runningIn, stop, tokens, tokensNow, write} from './answering.js';
 import {post} from './api.js';
 import {add, begin, change, changed, load, open, path, pick, remove, store, subscribe} from './chats.js';
 import {IMAGE_BYTES, read} from './conversation.js';
@@ -166,7 +166,7 @@ function rangesOf(list, reasoning, chosen) {
     if (!!token.reasoning !== reasoning || !token.content) continue;
     all.push({i, token, from: at, to: at += token.content.length});
   }
-  return (from, to) => {
+  const ranges = (from, to) => {
     const found = [];
     let low = 0, high = all.length;
     while (low < high) { const middle = low + high >> 1; if (all[middle].to <= from) low = middle + 1; else high = middle; }
@@ -181,10 +181,12 @@ function rangesOf(list, reasoning, chosen) {
     if (end < to) found.push({from: end, to});
     return found;
   };
+  return Object.assign(ranges, {chosen: all.find(one => one.i === chosen)});
 }
 
 function Theirs({message, siblings, isLast, results, shown, at}) {
-  const [, again] = useState(0), live = isRunning(message), {reasoning, content, stats, finish, error} = message;
+  const [, again] = useState(0), mine = isRunning(message), {reasoning, content, stats, finish, error} = message;
+  const live = mine || (!!message.running && Date.now() - message.touched < ABANDONED_MS); // by this tab, or by another
   const list = shown ? tokensNow(message) : null;
   useEffect(() => onMessage(message.id, () => again(n => n + 1)), [message.id]);
   useEffect(() => { if (shown && !list) tokens(message).then(() => again(n => n + 1)); }, [message.id, shown]);

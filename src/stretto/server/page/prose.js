@@ -177,19 +177,20 @@ function leafOf(source, from, rangesOf) {
 
 // The blocks of a text; those that are as they were keep their nodes, so that a stream draws its last block only.
 export function Prose({text, rangesOf = null}) {
-  const kept = useRef(new Map());
+  const kept = useRef(new Map()), {chosen} = rangesOf ?? {};
   if (text.length > PLAIN_CHARS) return html`<pre class="plain">${harmless(text)}</pre>`;
   const tokens = markdown.parse(text, {}), lines = [0], next = new Map(), blocks = [];
   for (let at = text.indexOf('\n'); at >= 0; at = text.indexOf('\n', at + 1)) lines.push(at + 1);
   for (let i = 0; i < tokens.length;) {
     let end = i, depth = 0;
     do depth += tokens[end++].nesting; while (depth > 0);
-    const [first, last] = tokens[i].map ?? [0, 0], from = lines[first] ?? 0, key = `${blocks.length} ${text.slice(from, lines[last])}`;
-    const group = tokens.slice(i, end), node = (rangesOf ? null : kept.current.get(key)) ?? nodesOf(group, leafOf(text, from, rangesOf));
+    const [first, last] = tokens[i].map ?? [0, 0], from = lines[first] ?? 0, to = lines[last] ?? text.length;
+    const mark = chosen?.from < to && chosen?.to > from ? chosen.from : '', key = [blocks.length, !!rangesOf, mark, text.slice(from, to)].join(' ');
+    const node = kept.current.get(key) ?? nodesOf(tokens.slice(i, end), leafOf(text, from, rangesOf));
     next.set(key, node);
     blocks.push(node);
     i = end;
   }
-  kept.current = rangesOf ? new Map() : next;
+  kept.current = next;
   return blocks;
 }
