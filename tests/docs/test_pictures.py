@@ -69,7 +69,7 @@ def test_a_picture_is_used_and_described(name):
 
 def test_a_screenshot_of_the_page_has_a_dark_twin_and_a_description():
     shots = [file.stem for file in FOLDER.glob("page-*.png") if not file.stem.endswith("-dark")]
-    assert len(shots) == 7
+    assert len(shots) == 10
     assert [name for name in shots if not (FOLDER / f"{name}-dark.png").is_file()] == []
     assert [name for name in shots if not any(len(text) > 60 for text in uses().get(name, []))] == []
 
