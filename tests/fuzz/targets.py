@@ -16,7 +16,7 @@ from stretto.cache.snapshot import SnapshotFile
 from stretto.engine.saving import expected_by
 from stretto.models import read_spec
 from stretto.server.generation.requests import ChatRequest, CompletionRequest
-from stretto.server.http.bodies import parsed, validated
+from stretto.server.http.bodies import parse_json, validate
 from stretto.server.settings import RequestLimits
 from stretto.testing import CHAT_TEMPLATE, byte_tokenizer, mock_llm
 from stretto.text.loading import load_tokenizer
@@ -138,7 +138,7 @@ GRAMMARS = [
 def run_grammar(data):
     text = data[:4096].decode(errors="replace")
     if text.startswith("{"):
-        grammar = Grammar.json(parsed(data[:4096], RequestLimits()))
+        grammar = Grammar.json(parse_json(data[:4096], RequestLimits()))
     else:
         grammar = (Grammar.lark if "start" in text else Grammar.regex)(text)
     llm().engine.grammars.compile(grammar).guide()
@@ -155,8 +155,8 @@ def run_template(data):
 
 
 def run_body(data):
-    value = parsed(data, RequestLimits())
-    validated(ChatRequest if isinstance(value, dict) and "messages" in value else CompletionRequest, value)
+    value = parse_json(data, RequestLimits())
+    validate(ChatRequest if isinstance(value, dict) and "messages" in value else CompletionRequest, value)
 
 
 BODIES = [

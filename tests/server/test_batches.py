@@ -156,7 +156,7 @@ def test_a_line_that_a_crash_has_cut_is_asked_again():
         store.write("x", {"id": "batch-" + "0" * 24, "created_at": 1})
         path = store.path("x", "batch-" + "0" * 24, "output")
         path.write_bytes(b'{"custom_id": "a"}\n{"custom_id": "b"}\n{"custom_i')
-        assert store.answered("x", "batch-" + "0" * 24) == {"output": {"a", "b"}, "error": set()}
+        assert store.read_answered("x", "batch-" + "0" * 24) == {"output": {"a", "b"}, "error": set()}
         assert path.read_bytes().endswith(b'"b"}\n')
 
 

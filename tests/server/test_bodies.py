@@ -16,11 +16,11 @@ from pydantic import ValidationError
 from serving import visiting
 from stretto import _native
 from stretto.server.app import ROUTERS
-from stretto.server.generation import answer as writing
-from stretto.server.generation.grammars import is_longer
+from stretto.server.generation import answer as answers
+from stretto.server.generation.options import is_longer
 from stretto.server.generation.requests import ChatRequest, CompletionRequest, EmbeddingRequest
 from stretto.server.http import bodies
-from stretto.server.http.bodies import MAX_FIELDS, BodyRoute, assembled, find_body_model, parsed, validated
+from stretto.server.http.bodies import MAX_FIELDS, BodyRoute, assemble, find_body_model, parse_json, validate
 from stretto.server.http.errors import ApiError, dumps
 from stretto.server.http.guard import FORM_PATHS
 from stretto.server.own import endpoints
@@ -52,7 +52,7 @@ def test_a_list_fails_at_its_first_wrong_value(model, body):
         model.model_validate(body)
     assert refused.value.error_count() < 40
     with pytest.raises(ApiError) as answered:
-        validated(model, body)
+        validate(model, body)
     assert answered.value.param
 
 
@@ -87,10 +87,10 @@ def test_every_endpoint_with_a_body_is_served_here():
 
 def test_an_object_has_so_many_fields_and_no_more():
     fields = {f"k{number}": 0 for number in range(MAX_FIELDS)}
-    assert parsed(json.dumps(fields).encode(), LIMITS) == fields
+    assert parse_json(json.dumps(fields).encode(), LIMITS) == fields
     for body in ({**fields, "one": 1}, [{"deep": {**fields, "one": 1}}]):
         with pytest.raises(ApiError, match="2,049 fields") as refused:
-            parsed(json.dumps(body).encode(), LIMITS)
+            parse_json(json.dumps(body).encode(), LIMITS)
         assert (refused.value.status, refused.value.code) == (400, "over_limit")
 
 
@@ -130,15 +130,15 @@ def test_fields_are_counted_before_they_are_read(monkeypatch):
         assert (most_fields, is_whole) == (max(fields_of(one), default=0), True)
     monkeypatch.setattr(bodies.json, "loads", None)
     with pytest.raises(ApiError, match="20,000 fields"):
-        parsed(json.dumps({f"k{number}": 0 for number in range(20_000)}).encode(), LIMITS)
+        parse_json(json.dumps({f"k{number}": 0 for number in range(20_000)}).encode(), LIMITS)
 
 
 def test_a_number_has_so_many_digits_and_no_more():
     padding = b" " * bodies.SMALL_BYTES
-    assert parsed(b"[12345678901234567890, 1.5e300]" + padding, LIMITS) == [12345678901234567890, 1.5e300]
+    assert parse_json(b"[12345678901234567890, 1.5e300]" + padding, LIMITS) == [12345678901234567890, 1.5e300]
     for number in (b"9" * 101, b"-" + b"9" * 4000, b"0." + b"9" * 5000, b"1e" + b"9" * 200):
         with pytest.raises(ApiError, match="at most 100"):
-            parsed(b"[" + number + b"]" + padding, LIMITS)
+            parse_json(b"[" + number + b"]" + padding, LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def in_pieces(data, size):
     try:
         if not is_whole:
             raise ValueError
-        value = assembled(data, pieces, lambda: pauses.append(0)) if pieces else json.loads(data)
+        value = assemble(data, pieces, lambda: pauses.append(0)) if pieces else json.loads(data)
     except ValueError:
         value = "wrong"
     return value, len(pauses)
@@ -263,7 +263,7 @@ def test_pieces_are_right_where_the_whole_is():
 def test_a_large_list_stands_where_a_value_may(data):
     large = json.dumps([0] * bodies.PIECE_BYTES).encode()
     with pytest.raises(ApiError, match="no JSON"):
-        parsed(data.replace(b"%b", large), LIMITS)
+        parse_json(data.replace(b"%b", large), LIMITS)
 
 
 def test_a_large_body_is_parsed_in_pieces_with_rests():
@@ -272,7 +272,7 @@ def test_a_large_body_is_parsed_in_pieces_with_rests():
     text, pauses = json.dumps(value, ensure_ascii=False), []
     encodings = ("utf-8", "utf-8-sig", "utf-16", "utf-32-le")
     for encoding in encodings:
-        assert parsed(text.encode(encoding), LIMITS, lambda: pauses.append(0)) == value
+        assert parse_json(text.encode(encoding), LIMITS, lambda: pauses.append(0)) == value
     assert len(pauses) >= len(encodings) * len(text) // (2 * bodies.PIECE_BYTES)
 
 
@@ -280,25 +280,25 @@ def test_how_deep_a_large_body_may_be(monkeypatch):
     def nested(depth):
         return b"[" * depth + b"0, " * bodies.PIECE_BYTES + b"0" + b"]" * depth
 
-    value = parsed(nested(bodies.MAX_DEPTH), LIMITS)
+    value = parse_json(nested(bodies.MAX_DEPTH), LIMITS)
     for _ in range(bodies.MAX_DEPTH - 1):
         (value,) = value
     assert value == [0] * (bodies.PIECE_BYTES + 1)
     monkeypatch.setattr(bodies.json, "loads", None)
     with pytest.raises(ApiError, match="too deep"):
-        parsed(nested(bodies.MAX_DEPTH + 1), LIMITS)
+        parse_json(nested(bodies.MAX_DEPTH + 1), LIMITS)
     with pytest.raises(ApiError, match="does not end"):
-        parsed(b'{"prompt": "' + b"x" * 500_000, LIMITS)
+        parse_json(b'{"prompt": "' + b"x" * 500_000, LIMITS)
 
 
 def test_too_many_values_are_refused_before_they_are_read(monkeypatch):
     limits = RequestLimits(values=1000)
     text = json.dumps({"prompt": "1,2:[3{" * 1000}).encode()
-    assert parsed(text, limits)["prompt"].startswith("1,2")
+    assert parse_json(text, limits)["prompt"].startswith("1,2")
     monkeypatch.setattr(bodies.json, "loads", None)
     for body in ([0] * 1001, {str(number): 0 for number in range(600)}, [[]] * 600):
         with pytest.raises(ApiError, match="at most 1,000") as refused:
-            parsed(json.dumps(body).encode(), limits)
+            parse_json(json.dumps(body).encode(), limits)
         assert refused.value.code == "over_limit"
 
 
@@ -307,7 +307,7 @@ def test_too_many_values_are_refused_before_they_are_read(monkeypatch):
 )
 def test_what_is_no_json_is_said(data):
     with pytest.raises(ApiError, match="no JSON") as refused:
-        parsed(data, LIMITS)
+        parse_json(data, LIMITS)
     assert refused.value.code == "invalid_json"
 
 
@@ -316,9 +316,9 @@ def test_a_large_body_is_read_in_a_thread(monkeypatch):
 
     def reading(data, limits, *pause):
         threads[len(data) > bodies.PIECE_BYTES] = threading.current_thread().name
-        return parsed(data, limits, *pause)
+        return parse_json(data, limits, *pause)
 
-    monkeypatch.setattr(bodies, "parsed", reading)
+    monkeypatch.setattr(bodies, "parse_json", reading)
     with visiting() as (_, web):
         for prompt in ("x", "x" * 40_000):
             web.post("/v1/completions", json={**MODEL, "prompt": prompt, "max_tokens": 1})
@@ -356,7 +356,7 @@ def test_the_error_of_a_large_body_holds_nothing_of_it(made):
 
 def test_large_bodies_are_read_one_after_the_other(monkeypatch):
     """Not in the threads that encode prompts: there they would be in the way of other requests."""
-    real, names, at_work, most = bodies.parsed, set(), [], []
+    real, names, at_work, most = bodies.parse_json, set(), [], []
 
     def reading(data, limits, *pause):
         names.add(threading.current_thread().name)
@@ -370,7 +370,7 @@ def test_large_bodies_are_read_one_after_the_other(monkeypatch):
         data = json.dumps({**MODEL, "prompt": "x" * bodies.PIECE_BYTES}).encode()
         await asyncio.gather(*(bodies.read_body(CompletionRequest, data, LIMITS) for _ in range(8)))
 
-    monkeypatch.setattr(bodies, "parsed", reading)
+    monkeypatch.setattr(bodies, "parse_json", reading)
     asyncio.run(read_all())
     assert (len(names), max(most), len(most)) == (1, 1, 8)
 
@@ -402,10 +402,10 @@ def test_between_large_bodies_others_get_their_turn(monkeypatch):
 @pytest.mark.parametrize("size", [0, 1 << 20])
 def test_digits_are_counted_in_bodies_of_any_size(size):
     padding = b'"' + b"x" * max(size, bodies.SMALL_BYTES) + b'"'
-    assert parsed(b"[" + padding + b", 7, 1.5, -2e3]", LIMITS)[1:] == [7, 1.5, -2000.0]
-    assert parsed(b"[" + padding + b', "' + b"9" * 500 + b'"]', LIMITS)[1] == "9" * 500
+    assert parse_json(b"[" + padding + b", 7, 1.5, -2e3]", LIMITS)[1:] == [7, 1.5, -2000.0]
+    assert parse_json(b"[" + padding + b', "' + b"9" * 500 + b'"]', LIMITS)[1] == "9" * 500
     with pytest.raises(ApiError, match="at most 100"):
-        parsed(b"[" + padding + b", " + b"9" * 101 + b"]", LIMITS)
+        parse_json(b"[" + padding + b", " + b"9" * 101 + b"]", LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -426,8 +426,8 @@ def test_a_long_answer_is_written_in_pieces(monkeypatch):
         "g": [],
         "h": [{"i": [1]}, {}],
     }
-    monkeypatch.setattr(writing, "PIECE_VALUES", 3)
-    assert writing.pieces(value) == dumps(value)
+    monkeypatch.setattr(answers, "PIECE_VALUES", 3)
+    assert answers.pieces(value) == dumps(value)
     with visiting() as (_, web):
         found = web.post("/stretto/tokenize", json={**MODEL, "text": "hello"})
     assert found.headers["content-type"] == "application/json"

@@ -4,8 +4,8 @@ import pytest
 from starlette.requests import Request
 
 from stretto.errors import InvalidRequest
-from stretto.server.http.callers import CALLER, Caller, Callers, caller_of, require_admin
 from stretto.server.http.errors import ApiError
+from stretto.server.http.state import CALLER, Caller, Callers, caller_of, require_admin
 from stretto.server.settings import ModelEntry, Settings, api_keys
 
 MODELS = (ModelEntry("mock", "mock.gguf"),)

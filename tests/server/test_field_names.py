@@ -3,7 +3,7 @@
 import pytest
 
 from stretto.server.generation.requests import ChatRequest, CompletionRequest
-from stretto.server.http.bodies import validated
+from stretto.server.http.bodies import validate
 from stretto.server.http.errors import ApiError
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
@@ -26,7 +26,7 @@ COMPLETION = {"model": "m", "prompt": "Hi"}
 @pytest.mark.parametrize(("model", "body"), [(ChatRequest, CHAT), (CompletionRequest, COMPLETION)])
 def test_an_unknown_field_is_refused_with_the_right_name(model, body, field, right):
     with pytest.raises(ApiError) as caught:
-        validated(model, {**body, field: 1})
+        validate(model, {**body, field: 1})
     assert caught.value.param == field
     assert caught.value.code == "unknown_field"
     assert right in caught.value.message
@@ -34,8 +34,8 @@ def test_an_unknown_field_is_refused_with_the_right_name(model, body, field, rig
 
 def test_advice_names_only_fields_that_the_body_has():
     with pytest.raises(ApiError) as caught:
-        validated(CompletionRequest, {**COMPLETION, "enable_thinking": False})
+        validate(CompletionRequest, {**COMPLETION, "enable_thinking": False})
     assert caught.value.message.endswith("leave it out")
     with pytest.raises(ApiError) as caught:
-        validated(ChatRequest, {**CHAT, "enable_thinking": False})
+        validate(ChatRequest, {**CHAT, "enable_thinking": False})
     assert "chat_template_kwargs" in caught.value.message

@@ -12,10 +12,9 @@ import pytest
 
 from cell_reader import Reader
 from serving import TINY, endless, mock, until, visiting
-from stretto.server.http.callers import Caller
 from stretto.server.http.guard import TextLines
 from stretto.server.http.logs import MAX_CHARACTERS, MAX_LINES, LastLines
-from stretto.server.http.state import State
+from stretto.server.http.state import Caller, State
 from stretto.server.own.cells import CellEvents
 from stretto.server.own.live import MAX_DELAY_SECONDS, MAX_WATCHERS, Live, LiveStream, Watcher
 from stretto.server.settings import ModelEntry, Settings

@@ -343,7 +343,7 @@ def test_a_server_of_another_user_is_not_asked(monkeypatch):
 def test_a_client_of_another_user_is_not_answered(monkeypatch):
     with serving(models=(f"mock={MODEL}",), local=True) as running:
         path = door(running)._path
-        monkeypatch.setattr(sockets, "peer_of", lambda connected: sockets.Peer(1, os.geteuid() + 1))
+        monkeypatch.setattr(sockets, "find_peer", lambda connected: sockets.Peer(1, os.geteuid() + 1))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.connect(str(path))
             with suppress(BrokenPipeError, ConnectionResetError):  # where the server was quicker

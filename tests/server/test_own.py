@@ -202,7 +202,9 @@ def test_only_the_columns_with_the_most_attention_are_told():
     n = 3 * endpoints.ATTENTION_COLUMNS
     weights = np.linspace(0, 1, n, dtype=np.float32)[::-1].reshape(1, 1, 1, n)
     numbers = np.arange(n, dtype=np.int32)
-    found = endpoints.in_brief(Attention(weights, numbers, numbers, numbers * 0 - 1), byte_tokenizer())
+    found = endpoints.shorten_attention(
+        Attention(weights, numbers, numbers, numbers * 0 - 1), byte_tokenizer()
+    )
     assert found["positions"] == list(range(endpoints.ATTENTION_COLUMNS))
     assert set(found["pieces"]) == {""}  # an image has no text
 

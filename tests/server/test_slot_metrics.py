@@ -53,7 +53,7 @@ def test_counters_outlive_an_unloaded_model():
         slot = state.registry.models["m"]
         llm.generate("x", max_tokens=3)
         before = render(state)
-        slot.unloaded()
+        slot.note_unload()
         slot.llm = None
         unloaded = render(state)
         slot.llm = again

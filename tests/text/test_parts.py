@@ -6,7 +6,7 @@ from stretto.errors import InvalidRequest, ModelError
 from stretto.server.http.served_model import make_served
 from stretto.server.settings import ModelEntry, Settings
 from stretto.testing import mock_llm
-from stretto.text.parts import with_known_parts
+from stretto.text.messages import with_known_parts
 from stretto.vision import Image
 
 TEXTS = "{{ message.content }}"

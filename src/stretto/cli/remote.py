@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stretto.errors import StrettoError
-from stretto.server.sockets import Connection, Gone, error_of, loading, servers, sockets
+from stretto.server.sockets import Connection, Gone, loading, restore_error, servers, sockets
 
 if TYPE_CHECKING:
     from stretto.llm import LLM
@@ -147,7 +147,7 @@ class RemoteLLM:
         if "error" in answer:
             if answer["error"].get("unavailable"):
                 raise Unavailable
-            raise error_of(answer["error"])
+            raise restore_error(answer["error"])
         return answer
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class RemoteStream:
                     f"the answer was cut: {error}; ask again, or with --no-server, which needs none"
                 ) from None
             if "error" in line:
-                raise error_of(line["error"])
+                raise restore_error(line["error"])
             if "token" in line:
                 token, text, logprob, top, reason, is_reasoning = line["token"]
                 yield RemoteToken(

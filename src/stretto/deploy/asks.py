@@ -25,12 +25,18 @@ from stretto.llm import LLM
 from stretto.llm.prompts import conversation_ids, known_template
 from stretto.server.anthropic import endpoints
 from stretto.server.anthropic.schemas import MessagesRequest
-from stretto.server.generation.chat import as_message, granted, name_answers, replace_functions, thinking_of
+from stretto.server.generation.chat import (
+    as_message,
+    find_thinking,
+    fit_arguments,
+    name_answers,
+    replace_functions,
+)
 from stretto.server.generation.requests import ChatRequest, ImagePart
 from stretto.server.openai import responses_request
 from stretto.server.openai.responses_request import ResponseRequest
-from stretto.text.arguments import thinking_arguments
 from stretto.text.loading import load_template_of, load_tokenizer_of
+from stretto.text.messages import thinking_arguments
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.check import check_choice, check_tools
@@ -94,7 +100,7 @@ class TextModel:
             request = ResponseRequest.model_validate(body)
             if request.previous_response_id is not None:
                 raise InvalidRequest("the conversation is not in the body", param="previous_response_id")
-            return self._chat(responses_request.as_chat(request, responses_request.items_of(request)))
+            return self._chat(responses_request.as_chat(request, responses_request.list_items(request)))
         if OLLAMA_FIELDS.isdisjoint(body) or body.get("raw") is True:
             return self._plain(body.get("prompt"))
         said = [{"role": "user", "content": body.get("prompt") or ""}]
@@ -165,8 +171,8 @@ class TextModel:
         wish = body.reasoning_effort if think is None else think
         found, llm = dict(arguments or {}), cast(LLM, self)
         if arguments is None and isinstance(wish, (bool, str)):
-            found = thinking_of(llm, wish, "reasoning_effort", _unheard)
-        return found | granted(llm, body.chat_template_kwargs or {}, _unheard)
+            found = find_thinking(llm, wish, "reasoning_effort", _unheard)
+        return found | fit_arguments(llm, body.chat_template_kwargs or {}, _unheard)
 
 
 def _unheard(param: str, message: str) -> None:

@@ -31,8 +31,8 @@ from stretto.deploy.environment import (
 from stretto.deploy.head import STATE_FILE
 from stretto.deploy.settings import DEPLOYMENT, DeploySettings
 from stretto.errors import InvalidRequest, ModelError, StrettoError
-from stretto.server.http.callers import Callers
 from stretto.server.http.registry import Registry
+from stretto.server.http.state import Callers
 from stretto.weights.hub import resolve
 from stretto.weights.hub.store import Store
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stretto.server.http.errors import ApiError, body_of, dumps
+from stretto.server.http.errors import ApiError, dumps, write_error
 from stretto.server.http.streaming import EVENTS, LINES, event
 
 REASON = ApiError(
@@ -59,11 +59,11 @@ def last_event(path: str, kind: str) -> bytes:
     """
     path = path[max(0, path.find("/v1/"), path.find("/api/")) :]  # without the route of the model
     if kind == LINES:
-        return dumps(body_of(REASON, path)).encode() + b"\n"
+        return dumps(write_error(REASON, path)).encode() + b"\n"
     if path.startswith("/v1/responses"):
         body = {"type": "error", "code": REASON.code, "message": REASON.message, "param": None}
     else:
-        body = body_of(REASON, path)
+        body = write_error(REASON, path)
     name = "event: error\n" if path.startswith(NAMED_EVENTS) else ""
     return (name + event(body)).encode()
 

@@ -20,7 +20,7 @@ from stretto.options.generating import BRANCHING, BY_NAME, GENERATE, MAX_BRANCHE
 from stretto.options.names import check_names
 from stretto.options.option import value_remedy
 from stretto.sampling.params import SamplingParams, check_integer
-from stretto.text.arguments import check_mapping
+from stretto.text.messages import check_mapping
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

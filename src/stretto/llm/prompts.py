@@ -10,8 +10,7 @@ from weakref import WeakKeyDictionary
 from stretto.cache.items import ImageLike, is_image
 from stretto.engine import Engine
 from stretto.errors import InvalidRequest, StrettoError
-from stretto.text.arguments import FIELDS, check_arguments, with_reasoning
-from stretto.text.parts import with_known_parts
+from stretto.text.messages import FIELDS, check_arguments, with_known_parts, with_reasoning
 from stretto.text.reasoning import find_format
 from stretto.text.template import ChatTemplate, no_template
 from stretto.text.tokenizer import Tokenizer
@@ -87,13 +86,13 @@ def fit_system(template: ChatTemplate, messages: Messages, has_tools: bool = Fal
         messages = [{**message, "role": "system"} if _is_system(message) else message for message in messages]
     if _takes_role(template, "system", has_tools) and not _loses_after_tools(template, messages, has_tools):
         return messages
-    return merged(messages)
+    return merge_system(messages)
 
 
-def merged(messages: Messages) -> Messages:
+def merge_system(messages: Messages) -> Messages:
     """Messages with each system message at the start of the next turn of the user.
 
-    >>> merged([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}])
+    >>> merge_system([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}])
     [{'role': 'user', 'content': 'Be brief.\\n\\nHi'}]
     """
     found: list[Mapping[str, Any]] = []
@@ -189,6 +188,8 @@ def _check_kind(prompt: object, param: str) -> None:
     """Raise for what cannot be token ids, with the call that takes it where there is one."""
     is_list = isinstance(prompt, list)
     first = prompt[0] if isinstance(prompt, list) and prompt else prompt
+    if is_list and isinstance(first, int):
+        return
     if isinstance(first, Mapping):
         hint = "; llm.chat takes a list of messages"
     elif is_list and isinstance(first, str):

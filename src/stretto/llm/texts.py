@@ -33,7 +33,7 @@ from stretto.llm.prompts import (
 from stretto.options.documenting import documented
 from stretto.options.generating import CACHE_SALT, CHAT, GENERATE, STREAM
 from stretto.options.names import check_backend
-from stretto.text.arguments import thinking_arguments
+from stretto.text.messages import thinking_arguments
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 

@@ -18,8 +18,8 @@ from stretto.server.generation.chat import continue_last_answer
 from stretto.server.generation.fields import Body, ForModel
 from stretto.server.generation.options import check_at_most
 from stretto.server.generation.requests import ChatRequest, CompletionRequest, EmbeddingRequest
-from stretto.server.http.bodies import make_router, validated
-from stretto.server.http.errors import ApiError, Json
+from stretto.server.http.bodies import make_router, validate
+from stretto.server.http.errors import Json, field_error
 from stretto.server.http.state import state_of
 from stretto.server.openai import endpoints, responses
 from stretto.server.own import tasks
@@ -79,7 +79,7 @@ async def invocations(body: Invocation, request: Request) -> Response:
     """Answer as the endpoint does whose body this is."""
     kind = next((name for name in KINDS if name in body.root), None)
     if kind is None:
-        raise ApiError(400, f"the body has none of {', '.join(KINDS)}", param="body", code="missing_field")
+        raise field_error("body", f"the body has none of {', '.join(KINDS)}", "missing_field")
     return await _called(kind, body.root, request)
 
 
@@ -92,11 +92,9 @@ async def predict(body: Instances, request: Request) -> Response:
         fields = {**(body.parameters or {}), **instance}
         wanted = fields.pop(FORMAT, "chatCompletions")
         if not isinstance(wanted, str) or wanted not in FORMATS or fields.get("stream"):
-            raise ApiError(
-                400,
+            raise field_error(
+                f"instances[{number}]",
                 f"instances[{number}] needs a {FORMAT} of {', '.join(FORMATS)}, and no stream",
-                param=f"instances[{number}]",
-                code="invalid_value",
             )
         answer = await _called(FORMATS[wanted], fields, request)
         predictions.append(json.loads(bytes(answer.body)))
@@ -105,7 +103,7 @@ async def predict(body: Instances, request: Request) -> Response:
 
 async def _called(kind: str, fields: dict[str, Any], request: Request) -> Response:
     schema, endpoint = KINDS[kind]
-    body = validated(schema, fields)
+    body = validate(schema, fields)
     if not body.model:
         body.model = state_of(request).registry.first(body.verb)
     return await endpoint(body, request)

@@ -16,7 +16,7 @@ from stretto.server import aliases, cohere
 from stretto.server.anthropic import endpoints as anthropic
 from stretto.server.generation import kept
 from stretto.server.http import docs
-from stretto.server.http.docs import described
+from stretto.server.http.docs import describe
 from stretto.server.http.errors import install
 from stretto.server.http.guard import Guard, TextLines
 from stretto.server.http.logs import LastLines
@@ -83,7 +83,7 @@ class Api(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """The document, made once."""
         if self.openapi_schema is None:
-            self.openapi_schema = described(super().openapi())
+            self.openapi_schema = describe(super().openapi())
         return self.openapi_schema
 
 
@@ -107,9 +107,9 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
         if watch is not None:
             watch.cancel()
         state.cancel_all()
-        await state.jobs_ended(JOB_SECONDS)
+        await state.wait_for_jobs(JOB_SECONDS)
         if state.pull is not None:
-            await state.pull.ended(PULL_SECONDS)
+            await state.pull.wait(PULL_SECONDS)
         await state.registry.close()
 
     app = Api(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from secrets import token_hex
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -13,14 +12,14 @@ from pydantic import Field
 from starlette.responses import Response
 
 from stretto.server.generation.answer import long_json
-from stretto.server.generation.chat import ids_of, rename_fields
+from stretto.server.generation.chat import encode_prompt, rename_fields
 from stretto.server.generation.fields import NEUTRAL, Body, ForModel, Text
 from stretto.server.generation.generation import Generation, lease_model, unless_gone
 from stretto.server.generation.options import check_prompts
 from stretto.server.generation.requests import TextPart
-from stretto.server.generation.vectors import Floats, Vectors, embedded
+from stretto.server.generation.vectors import Floats, Vectors, embed_texts, write_vector
 from stretto.server.http.bodies import make_router
-from stretto.server.http.errors import ApiError, unsupported
+from stretto.server.http.errors import field_error, unsupported
 from stretto.server.http.state import state_of
 from stretto.tasks import TaskModel
 from stretto.text.tokenizer import Tokenizer
@@ -80,11 +79,9 @@ async def embed(body: CohereEmbedRequest, request: Request) -> Response:
     """A vector for each text, in the forms that are asked for."""
     state = state_of(request)
     if body.texts is not None and body.inputs is not None:
-        raise ApiError(400, "texts and inputs both hold the texts; give one", param="inputs")
+        raise field_error("inputs", "texts and inputs both hold the texts; give one")
     if body.texts is None and body.inputs is None:
-        raise ApiError(
-            400, "texts is missing: a list of texts; or inputs", param="texts", code="missing_field"
-        )
+        raise field_error("texts", "texts is missing: a list of texts; or inputs", "missing_field")
     field = "texts" if body.texts is not None else "inputs"
     texts = body.texts or ["\n".join(part.text for part in one.content) for one in body.inputs or ()]
     forms: list[str] = list(dict.fromkeys(body.embedding_types or ("float",)))
@@ -95,7 +92,6 @@ async def embed(body: CohereEmbedRequest, request: Request) -> Response:
             "embedding_types",
         )
     check_prompts(field, texts, state.settings.limits, most=max(MAX_TEXTS, state.settings.limits.prompts))
-    request.scope["stretto"].update(model=body.model)
     async with lease_model(request, body.model, verb="embed") as generation:
         with rename_fields({"dimensions": "output_dimension"}, field):
             vectors, n_tokens = await unless_gone(request, _vectors(generation, texts, body))
@@ -118,12 +114,12 @@ async def _vectors(generation: Generation, texts: list[str], body: CohereEmbedRe
         prompts = await asyncio.to_thread(lambda: [_cut(model, text, body) for text in texts])
     elif body.max_tokens is not None:
         raise unsupported(f"{model.name} reads whole texts; leave max_tokens out", "max_tokens")
-    return await embedded(generation, prompts, Vectors(dimensions=body.output_dimension))
+    return await embed_texts(generation, prompts, Vectors(dimensions=body.output_dimension))
 
 
 def _cut(model: Any, text: str, body: CohereEmbedRequest) -> list[int]:
     """The tokens of a text, those beyond the limit left out; special tokens around it stay."""
-    ids = ids_of(model, text)
+    ids = encode_prompt(model, text)
     most = model.context_length if body.truncate != "NONE" else len(ids)
     most = min(most, body.max_tokens or most)
     if len(ids) <= most:
@@ -145,17 +141,13 @@ def _around(tokenizer: Tokenizer, ids: list[int]) -> tuple[int, int]:
 
 def _written(vectors: Floats, form: str) -> list[Any]:
     """The vectors in one form."""
-    if form == "base64":
-        return [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
-    if form == "float":
-        return list(vectors.tolist())
+    if form in ("base64", "float"):
+        return [write_vector(vector, form) for vector in vectors]
     if vectors.shape[1] % 8:
-        raise ApiError(
-            400,
+        raise field_error(
+            "embedding_types",
             f"embedding_types: {form} packs 8 numbers into a byte, and vectors have {vectors.shape[1]}; "
             "give an output_dimension that is a multiple of 8",
-            param="embedding_types",
-            code="invalid_value",
         )
     packed = np.packbits(vectors > 0, axis=1).astype(np.int16)  # uint8[n, size / 8], the first number on top
     rows = packed if form == "ubinary" else packed - 128

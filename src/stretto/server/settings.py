@@ -16,7 +16,7 @@ from stretto.options.generating import BY_NAME, OPTIONS
 from stretto.options.keywords import ServeOptions
 from stretto.options.option import taken_by
 from stretto.options.serving import LIMITS, SERVE
-from stretto.server.http.hosts import ANY, LOCAL, host_of, is_loopback
+from stretto.server.http.hosts import ANY, LOCAL, is_loopback, parse_host
 from stretto.text.loading import template_source
 from stretto.weights.hub.names import HF_PREFIX
 
@@ -74,11 +74,6 @@ def check_defaults(options: Mapping[str, Any]) -> None:
     """Raise for options that no request could have."""
     check_combinations(options)
     request_params(options, 1 << 31)
-
-
-def with_defaults(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """A request's options, with the operator's for those that it does not have."""
-    return {**defaults, **options}
 
 
 _NAME = re.compile(r"[^/=]+|[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]+)?")  # before the "=" of NAME=MODEL
@@ -239,7 +234,7 @@ class Settings(ServeOptions):
                 "--no-auth to serve without keys"
             )
         for host in self.hosts:
-            if host_of(host) != host:
+            if parse_host(host) != host:
                 raise InvalidRequest(
                     f"--allow-host takes a name in lower case and without a port, as box.lan, not {host!r}"
                 )

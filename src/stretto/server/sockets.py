@@ -65,7 +65,7 @@ def is_private(path: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
-def peer_of(connected: socket.socket) -> Peer:
+def find_peer(connected: socket.socket) -> Peer:
     """The process that a Unix socket is connected to, as the system knows it."""
     if sys.platform == "darwin":
         level, credentials, process = 0, 1, 2  # SOL_LOCAL, LOCAL_PEERCRED, LOCAL_PEERPID
@@ -86,7 +86,7 @@ class Connection:
         try:
             self._socket.settimeout(ASK_SECONDS)
             self._socket.connect(str(path))
-            self.peer = peer_of(self._socket)
+            self.peer = find_peer(self._socket)
             if self.peer.uid != os.geteuid():
                 raise Gone(f"{path} is a socket of user {self.peer.uid}, who is somebody else")
             self.about = self.ask({"verb": "about"})
@@ -232,7 +232,7 @@ def error_fields(error: Exception) -> dict[str, Any]:
     return {"kind": type(error).__name__, "message": str(error), "fields": plain}
 
 
-def error_of(found: Mapping[str, Any]) -> StrettoError:
+def restore_error(found: Mapping[str, Any]) -> StrettoError:
     """The exception again."""
     from stretto import errors
 

@@ -12,7 +12,7 @@ from stretto.server.anthropic.schemas import MessagesRequest
 from stretto.server.generation.answer import Answer, name_limit
 from stretto.server.generation.calls import AnswerParts, Kind, Piece
 from stretto.server.generation.generation import Generation
-from stretto.server.http.errors import ApiError, body_of, dumps
+from stretto.server.http.errors import ApiError, dumps, write_error
 from stretto.tools.plan import ToolPlan
 
 SIGNATURE = "stretto"  # of reasoning; clients send it back, and some drop blocks without one
@@ -95,7 +95,7 @@ class MessageAnswer(Answer):
 
     def fail(self, error: ApiError) -> bytes:
         """The error is an event too, and the last one."""
-        return event("error", body_of(error, self.generation.path)).encode()
+        return event("error", write_error(error, self.generation.path)).encode()
 
     def _begin(self, result: Result | None) -> str:
         self._begun = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterable
 from contextlib import suppress
@@ -34,17 +33,16 @@ from stretto.server.generation.answer import respond, start_answer
 from stretto.server.generation.chat import (
     Warn,
     converse,
-    ids_of,
-    options_of,
-    planned,
+    encode_chat,
+    find_thinking,
+    read_chat_options,
     rename_fields,
-    thinking_of,
 )
-from stretto.server.generation.fields import plain_options
-from stretto.server.generation.generation import Generation, lease_model, unless_gone
+from stretto.server.generation.generation import Generation, lease_model
+from stretto.server.generation.options import plain_options
 from stretto.server.generation.requests import ChatRequest
 from stretto.server.http.bodies import make_router
-from stretto.server.http.errors import ApiError, Json
+from stretto.server.http.errors import ApiError, Json, field_error
 from stretto.server.http.state import state_of
 
 # Anthropic's messages as a chat request in OpenAI's form, which is the form that the server works with.
@@ -107,7 +105,7 @@ def thinking_arguments(body: CountRequest, llm: LLM, warn: Warn = lambda param, 
             found = llm.thinking(EFFORTS.get(effort, effort))
         found = {name: value for name, value in found.items() if isinstance(value, str)}
     if wanted in ("enabled", "disabled"):
-        found = thinking_of(llm, wanted == "enabled", "thinking", warn) | found
+        found = find_thinking(llm, wanted == "enabled", "thinking", warn) | found
     return found
 
 
@@ -213,7 +211,7 @@ def _format(body: CountRequest) -> Fields:
 
 def _misplaced(kind: str, role: str, index: int, at: int) -> ApiError:
     param = f"messages[{index}].content[{at}].type"
-    return ApiError(400, f"{param}: a message of the {role} has no {kind} blocks", param=param)
+    return field_error(param, f"{param}: a message of the {role} has no {kind} blocks")
 
 
 FIELDS = ("messages", "output_config.format")  # that hold the prompt and the grammar
@@ -227,7 +225,7 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
     settings = state_of(request).settings
     chat = as_chat(body)
     with rename_fields(NAMES, *FIELDS):
-        options = options_of(chat, settings.limits)
+        options = read_chat_options(chat, settings.limits)
 
     async def start(generation: Generation) -> MessageAnswer:
         with rename_fields(NAMES, *FIELDS):
@@ -235,18 +233,15 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
             plan = await converse(chat, generation, settings, options, thinking)
         return MessageAnswer(generation, body, plan)
 
-    request.scope["stretto"].update(model=body.model)
     return await respond(request, await start_answer(request, body.model, start, *FIELDS), body.stream)
 
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountRequest, request: Request) -> Response:
     """The number of tokens of a conversation with its tools; nothing is generated."""
-    state = state_of(request)
     chat = as_chat(body)
     async with lease_model(request, body.model) as generation:
         with rename_fields(NAMES, *FIELDS):
             thinking = thinking_arguments(body, generation.lease.llm, generation.warn)
-            _, prompt = await unless_gone(request, planned(chat, generation, state.settings, thinking))
-            ids: list[Any] = await asyncio.to_thread(ids_of, generation.lease.llm, prompt)
+            ids = await encode_chat(chat, generation, request, thinking)
     return Json({"input_tokens": len(ids)})

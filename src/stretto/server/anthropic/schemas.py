@@ -147,12 +147,9 @@ class AnthropicTool(Body):
     description: Text | None = None
     strict: bool | None = None
     cache_control: Annotated[CacheControl, Field(description=NEUTRAL)] | None = None
-    eager_input_streaming: (
-        Annotated[
-            bool, Field(description="Its arguments are streamed as they come; else when all are there.")
-        ]
-        | None
-    ) = None
+    eager_input_streaming: bool | None = Field(
+        None, description="Its arguments are streamed as they come; else when all are there."
+    )
     allowed_callers: list[Literal["direct"]] | None = None
     defer_loading: Literal[False] | None = None
 
@@ -227,9 +224,9 @@ class CountRequest(ForModel):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: Annotated[CacheControl, Field(description=NEUTRAL)] | None = None
-    context_management: (
-        Annotated[ContextManagement, Field(description="Accepted where it asks for no change.")] | None
-    ) = None
+    context_management: ContextManagement | None = Field(
+        None, description="Accepted where it asks for no change."
+    )
     speed: Literal["standard"] | None = None
 
 

@@ -18,7 +18,15 @@ from starlette.types import Receive, Scope, Send
 from stretto import Result, Token, __version__
 from stretto.engine.types import PromptStep
 from stretto.server.generation.generation import Generation, unless_gone
-from stretto.server.http.errors import CLIENT_GONE, ERROR_STATUS, ApiError, Json, body_of, dumps, translate
+from stretto.server.http.errors import (
+    CLIENT_GONE,
+    ERROR_STATUS,
+    ApiError,
+    Json,
+    dumps,
+    translate,
+    write_error,
+)
 from stretto.server.http.streaming import DIRECT, EVENTS, OpenResponse, event
 
 FINGERPRINT = f"stretto-{__version__}"
@@ -53,10 +61,11 @@ class Answer(ABC):
         generation, texts = self.generation, self.generation.texts
         out = [self.progress(*step) for step in texts.prompt_steps()] if texts.follows_prompts else []
         for index, token in news:
-            result = None
-            if token.finish_reason is not None:
-                result = texts.result(index)
-                generation.check(result)
+            result = None if token.finish_reason is None else generation.result(index)
+            if generation.is_prompt_only:
+                if result is None:
+                    continue
+                token = Token(None, "", finish_reason="length")
             out.append(self.add(index, token, result))
         return "".join(out).encode()
 
@@ -74,7 +83,7 @@ class Answer(ABC):
 
     def fail(self, error: ApiError) -> bytes:
         """The last chunk after an error, which is an event too."""
-        return event(body_of(error, self.generation.path)).encode()
+        return event(write_error(error, self.generation.path)).encode()
 
 
 Made = TypeVar("Made", bound=Answer)

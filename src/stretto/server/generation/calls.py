@@ -8,47 +8,9 @@ from typing import Any, Literal, NamedTuple
 
 from stretto import Result, Token
 from stretto.engine.types import ToolCall
-from stretto.llm import LLM
-from stretto.server.generation.grammars import check_size
-from stretto.server.generation.requests import ChatRequest, NamedTool
-from stretto.server.http.errors import ApiError
-from stretto.server.settings import RequestLimits
 from stretto.tools.following import whole_calls
 from stretto.tools.parsing import Event
 from stretto.tools.plan import ToolPlan
-
-
-async def plan_of(body: ChatRequest, llm: LLM, limits: RequestLimits, caller: str) -> ToolPlan:
-    """The tool plan of a chat request."""
-    choice = body.tool_choice
-    check_count(body.tools, limits)
-    tools = None if body.tools is None else [tool.model_dump(exclude_none=True) for tool in body.tools]
-    named = choice.model_dump() if isinstance(choice, NamedTool) else choice
-    return await tool_plan(llm, tools, named, limits, body.parallel_tool_calls, caller=caller)
-
-
-async def tool_plan(
-    llm: LLM,
-    tools: list[dict[str, Any]] | None,
-    choice: Any,
-    limits: RequestLimits,
-    parallel: bool | None = None,
-    *,
-    caller: str,
-) -> ToolPlan:
-    """As `llm.atool_plan`, with the limits of the server; an empty list is no tools."""
-    if tools:
-        check_count(tools, limits)
-        check_size("tools", tools, limits)
-        return await llm.atool_plan(tools, choice, parallel, caller=caller)
-    return llm.tool_plan(None, choice)
-
-
-def check_count(tools: Sequence[object] | None, limits: RequestLimits) -> None:
-    """Refuse more tools than the operator allows."""
-    if tools is not None and len(tools) > limits.tools:
-        message = f"tools has {len(tools):,} entries; at most {limits.tools:,} are served"
-        raise ApiError(400, message, param="tools", code="over_limit")
 
 
 class CallWatcher:
@@ -209,6 +171,6 @@ class AnswerParts:
         ]
 
 
-def arguments_of(call: ToolCall) -> str:
+def write_arguments(call: ToolCall) -> str:
     """The arguments of a call as JSON."""
     return json.dumps(call.arguments, ensure_ascii=False)

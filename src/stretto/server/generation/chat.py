@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import NoneType
 from typing import Any, cast
 
+from fastapi import Request
+
 from stretto import Image
 from stretto.errors import Unsupported
 from stretto.llm import LLM
-from stretto.server.generation.calls import plan_of
-from stretto.server.generation.generation import Generation
-from stretto.server.generation.grammars import grammar_of
+from stretto.server.generation.generation import Generation, unless_gone
 from stretto.server.generation.images import from_base64, from_url
-from stretto.server.generation.options import chat_options, check_at_most, check_prompts
+from stretto.server.generation.options import (
+    chat_options,
+    check_at_most,
+    check_prompts,
+    check_size,
+    read_grammar,
+)
 from stretto.server.generation.requests import (
     ChatRequest,
     ImagePart,
@@ -28,16 +35,50 @@ from stretto.server.generation.requests import (
     Tool,
     ToolCall,
 )
-from stretto.server.http.errors import ApiError, translate, unsupported
+from stretto.server.http.errors import field_error, translate, unsupported
+from stretto.server.http.state import state_of
 from stretto.server.settings import RequestLimits, Settings
-from stretto.text.arguments import EFFORTS, NO_EFFORT, SWITCHES
+from stretto.text.messages import EFFORTS, NO_EFFORT, SWITCHES
 from stretto.tools.plan import ToolPlan
 
 Prompt = Callable[[], list[int]]
 Warn = Callable[[str, str], None]  # takes a field and what became of it
 
 
-async def prompt_of(
+async def plan_chat_tools(body: ChatRequest, llm: LLM, limits: RequestLimits, caller: str) -> ToolPlan:
+    """The tool plan of a chat request."""
+    choice = body.tool_choice
+    check_count(body.tools, limits)
+    tools = None if body.tools is None else [tool.model_dump(exclude_none=True) for tool in body.tools]
+    named = choice.model_dump() if isinstance(choice, NamedTool) else choice
+    return await plan_tools(llm, tools, named, limits, body.parallel_tool_calls, caller=caller)
+
+
+async def plan_tools(
+    llm: LLM,
+    tools: list[dict[str, Any]] | None,
+    choice: Any,
+    limits: RequestLimits,
+    parallel: bool | None = None,
+    *,
+    caller: str,
+) -> ToolPlan:
+    """As `llm.atool_plan`, with the limits of the server; an empty list is no tools."""
+    if tools:
+        check_count(tools, limits)
+        check_size("tools", tools, limits)
+        return await llm.atool_plan(tools, choice, parallel, caller=caller)
+    return llm.tool_plan(None, choice)
+
+
+def check_count(tools: Sequence[object] | None, limits: RequestLimits) -> None:
+    """Refuse more tools than the operator allows."""
+    if tools is not None and len(tools) > limits.tools:
+        message = f"tools has {len(tools):,} entries; at most {limits.tools:,} are served"
+        raise field_error("tools", message, "over_limit")
+
+
+async def make_prompt(
     body: ChatRequest,
     generation: Generation,
     settings: Settings,
@@ -52,9 +93,9 @@ async def prompt_of(
     if thinking is None:
         switch = body.thinking.type if body.thinking is not None else "adaptive"
         think = None if switch == "adaptive" else switch == "enabled"
-        thinking = thinking_of(llm, think, "thinking", warn)
-        thinking |= thinking_of(llm, body.reasoning_effort, "reasoning_effort", warn)
-    arguments = thinking | granted(llm, body.chat_template_kwargs or {}, warn)
+        thinking = find_thinking(llm, think, "thinking", warn)
+        thinking |= find_thinking(llm, body.reasoning_effort, "reasoning_effort", warn)
+    arguments = thinking | fit_arguments(llm, body.chat_template_kwargs or {}, warn)
     urls = {
         (i, j): part.image_url.url
         for i, message in enumerate(body.messages)
@@ -69,7 +110,7 @@ async def prompt_of(
         images[i, j] = await from_url(url, param, settings)
     messages = [as_message(message, index, images) for index, message in enumerate(body.messages)]
     name_answers(messages)
-    return rendered(generation, messages, settings, plan, arguments, **_ending(body))
+    return render_prompt(generation, messages, settings, plan, arguments, **_ending(body))
 
 
 def _ending(body: ChatRequest) -> dict[str, bool]:
@@ -77,11 +118,10 @@ def _ending(body: ChatRequest) -> dict[str, bool]:
     if not body.continue_final_message:
         return {} if body.add_generation_prompt is not False else {"add_generation_prompt": False}
     if body.add_generation_prompt:
-        raise ApiError(
-            400,
+        raise field_error(
+            "add_generation_prompt",
             "continue_final_message continues the last message, and add_generation_prompt begins another; "
             "give one of them",
-            param="add_generation_prompt",
         )
     return {"continue_final": True}
 
@@ -93,7 +133,7 @@ def last_answer(body: ChatRequest) -> str:
     return text if isinstance(text, str) else ""
 
 
-def thinking_of(llm: LLM, think: bool | str | None, param: str, warn: Warn) -> dict[str, Any]:
+def find_thinking(llm: LLM, think: bool | str | None, param: str, warn: Warn) -> dict[str, Any]:
     """The template arguments for a request's wish to think, or not to.
 
     Clients send such fields to every model: one that cannot think, or not by degrees, answers as it can.
@@ -109,13 +149,13 @@ def thinking_of(llm: LLM, think: bool | str | None, param: str, warn: Warn) -> d
         return {}
 
 
-def granted(llm: LLM, arguments: dict[str, Any], warn: Warn) -> dict[str, Any]:
+def fit_arguments(llm: LLM, arguments: dict[str, Any], warn: Warn) -> dict[str, Any]:
     """Template arguments; those about thinking by the names that this model's template has, if it thinks."""
     found: dict[str, Any] = {}
     for name, value in arguments.items():
         is_wish = isinstance(value, (bool if name in SWITCHES else str, NoneType))
         if name in (*SWITCHES, *EFFORTS) and name not in llm.template_variables and is_wish:
-            found |= thinking_of(llm, value, f"chat_template_kwargs.{name}", warn)
+            found |= find_thinking(llm, value, f"chat_template_kwargs.{name}", warn)
         else:
             found[name] = value
     return found
@@ -129,7 +169,7 @@ def take_images(generation: Generation, n: int, param: str) -> None:
     generation.take_images(n)
 
 
-def rendered(
+def render_prompt(
     generation: Generation,
     messages: list[dict[str, Any]],
     settings: Settings,
@@ -197,15 +237,15 @@ async def ollama_prompt(
     settings: Settings,
     think: bool | str | None,
 ) -> Prompt:
-    """As `prompt_of`, for messages of Ollama's clients."""
-    arguments = thinking_of(generation.lease.llm, think, "think", generation.warn)
+    """As `make_prompt`, for messages of Ollama's clients."""
+    arguments = find_thinking(generation.lease.llm, think, "think", generation.warn)
     take_images(generation, sum(map(len, images.values())), "images")
     for index, texts in images.items():
         if texts:
             param = f"messages[{index}].images"
             decoded = [await from_base64(text, param, settings) for text in texts]
             messages[index]["content"] = [*decoded, {"type": "text", "text": messages[index]["content"]}]
-    return rendered(generation, messages, settings, plan, arguments)
+    return render_prompt(generation, messages, settings, plan, arguments)
 
 
 def _texts(messages: list[dict[str, Any]]) -> list[str]:
@@ -232,18 +272,18 @@ def _text_parts(message: Message) -> list[str]:
 # Chat requests of every protocol, once they are in OpenAI's form: tools, prompt, and the texts queued.
 
 
-def options_of(body: ChatRequest, limits: RequestLimits) -> dict[str, Any]:
+def read_chat_options(body: ChatRequest, limits: RequestLimits) -> dict[str, Any]:
     """The options of the engine."""
-    return {**chat_options(body, limits), **grammar_of(body, limits)}
+    return {**chat_options(body, limits), **read_grammar(body, limits)}
 
 
-async def planned(
+async def prepare_chat(
     body: ChatRequest, generation: Generation, settings: Settings, thinking: dict[str, Any] | None = None
 ) -> tuple[ToolPlan, Prompt]:
     """The plan of the tools, and the prompt as a function that makes it."""
-    plan = await plan_of(body, generation.lease.llm, settings.limits, generation.caller.name)
+    plan = await plan_chat_tools(body, generation.lease.llm, settings.limits, generation.caller.name)
     plan = plan.beside([{"role": one.role, "content": _text_parts(one)} for one in body.messages])
-    return plan, await prompt_of(body, generation, settings, plan, thinking)
+    return plan, await make_prompt(body, generation, settings, plan, thinking)
 
 
 async def converse(
@@ -254,7 +294,7 @@ async def converse(
     thinking: dict[str, Any] | None = None,
 ) -> ToolPlan:
     """Queue the answer to a conversation; returns the plan of its tools, which reads the answer."""
-    plan, prompt = await planned(body, generation, settings, thinking)
+    plan, prompt = await prepare_chat(body, generation, settings, thinking)
     follow = bool(body.stream and body.return_progress)
     await generation.start([prompt], plan.options({"reasoning": True, **options}), follow=follow)
     return plan
@@ -277,13 +317,29 @@ def rename_fields(names: Mapping[str, str], *fields: str) -> Iterator[None]:
 # The token ids of a prompt: of a text, of ids, or of both in a row.
 
 
-def ids_of(llm: LLM, prompt: Any) -> list[int]:
+def encode_prompt(llm: LLM, prompt: Any) -> list[int]:
     """The token ids of a prompt."""
     if callable(prompt):
         prompt = prompt()
     if isinstance(prompt, list) and is_mixed(prompt):
         return mixed_ids(llm, prompt)
     return llm.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else list(prompt)
+
+
+async def encode_prompts(generation: Generation, prompts: Sequence[Any]) -> list[list[int]]:
+    """The token ids of prompts, made in a thread."""
+    llm = generation.lease.llm
+    return await asyncio.to_thread(lambda: [encode_prompt(llm, prompt) for prompt in prompts])
+
+
+async def encode_chat(
+    body: ChatRequest, generation: Generation, request: Request, thinking: dict[str, Any] | None = None
+) -> list[int]:
+    """The token ids of a conversation with its tools."""
+    settings = state_of(request).settings
+    _, prompt = await unless_gone(request, prepare_chat(body, generation, settings, thinking))
+    (ids,) = await encode_prompts(generation, [prompt])
+    return ids
 
 
 def is_mixed(prompt: Any) -> bool:
@@ -303,7 +359,7 @@ def mixed_ids(llm: LLM, parts: list[int | str], bos: bool | None = None) -> list
         else:
             ids += llm.tokenizer.encode(part, special=True, bos=bos if at == 0 else False)
     if not ids:
-        raise ApiError(400, "prompt: there is no token in it", param="prompt", code="invalid_value")
+        raise field_error("prompt", "prompt: there is no token in it")
     return ids
 
 
@@ -331,10 +387,10 @@ def replace_functions(body: ChatRequest) -> ChatRequest:
     messages = _replace_function_messages(body.messages)
     if body.functions is None:
         if body.function_call is not None:
-            raise ApiError(400, "function_call needs functions", param="function_call", code="invalid_value")
+            raise field_error("function_call", "function_call needs functions")
         return body if messages is body.messages else body.model_copy(update={"messages": messages})
     if body.tools is not None or body.tool_choice is not None:
-        raise ApiError(400, "functions and tools say the same; give tools", param="functions")
+        raise field_error("functions", "functions and tools say the same; give tools")
     choice: Any = body.function_call
     if isinstance(choice, NamedFunction):
         choice = NamedTool(type="function", function=choice)
@@ -359,12 +415,7 @@ def _replace_function_messages(messages: list[Message]) -> list[Message]:
             answered = last.get(message.name or "")
             if answered is None:
                 param = f"messages[{number}].name"
-                raise ApiError(
-                    400,
-                    f"{param} names no function that was called before",
-                    param=param,
-                    code="invalid_value",
-                )
+                raise field_error(param, f"{param} names no function that was called before")
             message = message.model_copy(update={"role": "tool", "tool_call_id": answered})
         found.append(message)
     return found
@@ -379,7 +430,5 @@ def continue_last_answer(body: ChatRequest) -> ChatRequest:
         return body
     if any(message.role == "assistant" for message in before):
         at = f"messages[{len(body.messages) - 1}]"
-        raise ApiError(
-            400, f"{at} and the one before it are both the assistant's; one can be continued", param=at
-        )
+        raise field_error(at, f"{at} and the one before it are both the assistant's; one can be continued")
     return body.model_copy(update={"continue_final_message": True})

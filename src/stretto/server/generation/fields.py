@@ -10,7 +10,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import CoreSchema
 
 from stretto.options.generating import OPTIONS, PARALLEL_OWN
-from stretto.options.option import taken_by
 
 Text = Annotated[str, Field(max_length=1 << 24)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
@@ -70,12 +69,9 @@ class ThinkingSwitch(Body):
     """Whether the model thinks, where its template has a switch; "adaptive" leaves it to the model."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: (
-        Annotated[
-            int, Field(ge=1, lt=1 << 31, description="So many tokens of thinking at most; then comes text.")
-        ]
-        | None
-    ) = None
+    budget_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = Field(
+        None, description="So many tokens of thinking at most; then comes text."
+    )
 
 
 class NumberedAdapter(Body):
@@ -99,12 +95,35 @@ class ForModel(Body):
     model: ServedName = Field("", description="Name of a model; without it, the first that can do this.")
 
 
-PLAIN = tuple(option.name for option in taken_by(OPTIONS, "request"))
+TemplateArguments = Annotated[
+    dict[str, Any], Field(max_length=64, description="Arguments of the model's chat template.")
+]
+Stops = Stop | Annotated[list[Stop], Field(max_length=64)]
 
 
-def plain_options(body: Body) -> dict[str, Any]:
-    """The options that a body has fields of the same name and meaning for, as far as they are given."""
-    return {name: value for name in PLAIN if (value := getattr(body, name, None)) is not None}
+class Samplers(Body):
+    """The options of samplers that OpenAI's, llama-server's and Ollama's bodies have alike."""
+
+    temperature: Annotated[Number, within("temperature")] | None = None
+    top_k: Annotated[int, within("top_k", ge=-1)] | None = Field(
+        None, description="Sample among the k most probable tokens only; 0 or -1: among all."
+    )
+    top_p: Annotated[Number, within("top_p", ge=0)] | None = None
+    min_p: Annotated[Number, within("min_p")] | None = None
+    presence_penalty: Annotated[Number, within("presence_penalty")] | None = None
+    frequency_penalty: Annotated[Number, within("frequency_penalty")] | None = None
+    stop: Stops | None = None
+    repeat_guard: bool | None = None
+
+
+class Labels(Body):
+    """Fields of OpenAI's chats and responses that change nothing."""
+
+    metadata: Annotated[dict[str, str], Field(max_length=64, description=LABEL)] | None = None
+    user: Annotated[Text, Field(description=LABEL)] | None = None
+    safety_identifier: Annotated[Text, Field(description=LABEL)] | None = None
+    prompt_cache_key: Annotated[Text, Field(description=LABEL)] | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(None, description=NEUTRAL)
 
 
 # Fields of samplers as llama-server's clients send them, on every endpoint that generates.
@@ -135,8 +154,8 @@ Unused = Annotated[Number, Field(description=f"{NEUTRAL} Its sampler is off.")]
 Words = Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=64)]
 
 
-class LlamaSamplers(ForModel):
-    """The fields of samplers that llama-server's clients send to every endpoint that generates."""
+class LlamaSamplers(Samplers, ForModel):
+    """The fields that llama-server's clients send to every endpoint that generates."""
 
     repeat_penalty: Annotated[Number, within("repetition_penalty")] | None = Field(
         None, description="As repetition_penalty."
@@ -164,6 +183,17 @@ class LlamaSamplers(ForModel):
     adaptive_target: Annotated[Number, Field(lt=0, description=OFF)] | None = None
     adaptive_decay: Unused | None = None
     top_n_sigma: Annotated[Number, Field(le=0, description=OFF)] | None = None
+    ignore_eos: bool | None = None
+    json_schema: dict[str, Any] | None = Field(None, description="A schema that the text has to fit.")
+    stream: bool | None = False
+    timings_per_token: bool | None = Field(None, description="Timings in every chunk of a stream.")
+    return_progress: bool | None = Field(
+        None, description="In streams: events that say how much of the prompt has been computed."
+    )
+    cache_prompt: Annotated[bool, Field(description=NEUTRAL)] | None = None
+    id_slot: Annotated[int, Field(ge=-1)] | None = Field(
+        None, description="The text is remembered by this number, for POST /slots/ID."
+    )
 
 
 # Fields that vLLM adds to OpenAI's bodies.

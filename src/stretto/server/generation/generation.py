@@ -15,16 +15,21 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from stretto import Result, Token
+from stretto import Result
 from stretto.engine.request import Progress, Summary
 from stretto.engine.types import PromptStep
-from stretto.server.http.callers import caller_of
-from stretto.server.http.errors import ERROR_STATUS, ApiError, ClientGone, note_error, translate, unsupported
+from stretto.server.http.errors import (
+    ERROR_STATUS,
+    ApiError,
+    ClientGone,
+    gone,
+    note_error,
+    translate,
+    unsupported,
+)
 from stretto.server.http.logs import log_request
 from stretto.server.http.registry import Lease, choose_adapter
-from stretto.server.http.state import State, state_of
-from stretto.server.http.streaming import gone
-from stretto.server.settings import with_defaults
+from stretto.server.http.state import State, caller_of, state_of
 
 Value = TypeVar("Value")
 
@@ -54,6 +59,7 @@ class Generation:
         self.texts: Any = None  # an AsyncTexts, or an async iterator over parallel steps
         self._has_own_timeout = False  # the request's timeout ends it before the server's limit
         self.last: Callable[[], None] | None = None  # called in a thread after the last text
+        self.is_prompt_only = False  # the token that is sampled behind the prompt is dropped
         self.n_images = 0
         self._priority: int | None = request.scope.get(PRIORITY)
         self._notes: dict[str, Any] = request.scope.get("stretto", {})  # for the answer's head and the log
@@ -69,6 +75,7 @@ class Generation:
     async def begin(cls, request: Request, name: str, verb: str = "generate") -> Generation:
         """One with a loaded model that has the verb."""
         state, since = state_of(request), time.monotonic()
+        request.scope.setdefault("stretto", {}).setdefault("model", name)
         return cls(state, await state.registry.lease(name, verb), since, request)
 
     @property
@@ -107,7 +114,7 @@ class Generation:
     async def start(self, prompts: list[Any], options: dict[str, Any], *, follow: bool = False) -> None:
         """Queue the texts, all or none; with `follow` news come while prompts are computed too."""
         settings = self._state.settings
-        options = with_defaults(options, {"repeat_guard": settings.repeat_guard, **settings.defaults})
+        options = {"repeat_guard": settings.repeat_guard, **settings.defaults, **options}
         timeout, left = options.get("timeout"), self.left
         self._has_own_timeout = timeout is not None and timeout < left
         options["timeout"] = min(timeout, left) if timeout is not None else left
@@ -123,23 +130,23 @@ class Generation:
         if options.get("top_p") == 0:  # the most probable token alone
             options["top_k"] = 1
             del options["top_p"]
-        is_prompt_only = options.get("max_tokens") == 0
-        if is_prompt_only:
+        self.is_prompt_only = options.get("max_tokens") == 0
+        if self.is_prompt_only:
             options["max_tokens"] = 1
         self.texts = self.lease.llm.astream_many(prompts, **options)
         self.texts.follows_prompts = follow
         self.texts.splits_ends = True  # a reader waits for a token, not for what is done behind it
-        if is_prompt_only:
-            self.texts = PromptOnly(self.texts)
         await self.texts.start()
 
     async def results(self) -> list[Result]:
         """All texts, when they are done."""
-        results: list[Result] = await self.texts.results()
-        for result in results:
-            self.check(result)
+        results = [self._check(result) for result in await self.texts.results()]
         await self.finish()
         return results
+
+    def result(self, index: int) -> Result:
+        """One text, when its last token has come."""
+        return self._check(self.texts.result(index))
 
     async def finish(self) -> None:
         """Call `last`, once all texts are done."""
@@ -150,8 +157,8 @@ class Generation:
             last, self.last = self.last, None
             await asyncio.to_thread(last)
 
-    def check(self, result: Result) -> None:
-        """Raise if there is nothing to return."""
+    def _check(self, result: Result) -> Result:
+        """The result as it is sent; raises if there is nothing to return."""
         self.check_cancelled()
         if result.finish_reason == "cancelled":
             raise _shutting_down()
@@ -159,11 +166,12 @@ class Generation:
             raise ApiError(
                 503, "no token came before the time limit of the request", code="timeout", retry_after=10
             )
+        return _emptied(result) if self.is_prompt_only else result
 
     def check_cancelled(self) -> None:
         """Raise if it was cancelled."""
         if self.cancelled:
-            raise cancelled()
+            raise make_cancelled()
 
     def timings(self, results: list[Result]) -> dict[str, float]:
         """Seconds and speeds, for the answer; then the same by llama-server's names, in milliseconds."""
@@ -289,45 +297,14 @@ class Generation:
         self.note(
             prompt_tokens=found.prompt_tokens,
             cached_tokens=found.cached_tokens,
-            completion_tokens=found.tokens,
+            completion_tokens=0 if self.is_prompt_only else found.tokens,
             **{name: round(1e3 * value, 1) for name, value in seconds.items() if value is not None},
             finish_reason=",".join(dict.fromkeys(reasons)),
         )
 
 
-class PromptOnly:
-    """Texts of which the prompt alone is wanted: the token that was sampled behind it is dropped."""
-
-    def __init__(self, texts: Any) -> None:
-        self._texts = texts
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._texts, name)
-
-    def __aiter__(self) -> PromptOnly:
-        return self
-
-    async def __anext__(self) -> list[tuple[int, Token]]:
-        """The ends of texts."""
-        news = await self._texts.__anext__()
-        return [(i, Token(None, "", finish_reason="length")) for i, token in news if token.finish_reason]
-
-    @property
-    def summary(self) -> Summary | None:
-        """What the prompts took."""
-        found: Summary | None = self._texts.summary
-        return None if found is None else found._replace(tokens=0)
-
-    async def results(self) -> list[Result]:
-        """All results, empty."""
-        return [_emptied(result) for result in await self._texts.results()]
-
-    def result(self, index: int) -> Result:
-        """The result of one text, empty."""
-        return _emptied(self._texts.result(index))
-
-
 def _emptied(result: Result) -> Result:
+    """The result of a prompt alone."""
     if result.finish_reason in ("cancelled", "timeout"):
         return result
     usage = replace(result.usage, completion_tokens=0, reasoning_tokens=0)
@@ -368,7 +345,7 @@ async def unless_gone(
     try:
         await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
         if task.cancelled():
-            raise cancelled()
+            raise make_cancelled()
         if task.done():
             return task.result()
         raise ClientGone
@@ -399,6 +376,6 @@ def _shutting_down() -> ApiError:
     return ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
 
 
-def cancelled() -> ApiError:
+def make_cancelled() -> ApiError:
     """The error of a request that was cancelled; its status is one that clients do not retry."""
     return ApiError(410, "the request was cancelled here, by its owner or the operator", code="cancelled")

@@ -25,8 +25,7 @@ from typing import TypeVar
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from stretto import Image
-from stretto.errors import InvalidRequest
-from stretto.server.http.errors import ApiError, unsupported
+from stretto.server.http.errors import ApiError, blame_field, field_error, unsupported
 from stretto.server.settings import RequestLimits, Settings
 from stretto.vision.apart import DecodingPool
 from stretto.vision.image import data_of_url
@@ -71,10 +70,8 @@ async def _in_pool(
 
 
 def _from_data_url(url: str, param: str, limits: RequestLimits) -> Image:
-    try:
+    with blame_field(param, "invalid_image"):
         data = data_of_url(url)
-    except InvalidRequest as error:
-        raise ApiError(400, f"{param}: {error}", param=param, code="invalid_image") from None
     return _opened(data, param, limits)
 
 
@@ -82,15 +79,14 @@ def _decoded(text: str, param: str, limits: RequestLimits) -> Image:
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise ApiError(400, f"{param}: this is not base64", param=param, code="invalid_value") from None
+        raise field_error(param, f"{param}: this is not base64") from None
     return _opened(data, param, limits)
 
 
 def _opened(data: bytes, param: str, limits: RequestLimits) -> Image:
     try:
-        return Image(DECODERS.decode(data, limits.pixels))
-    except InvalidRequest as error:
-        raise ApiError(400, f"{param}: {error}", param=param, code="invalid_image") from None
+        with blame_field(param, "invalid_image"):
+            return Image(DECODERS.decode(data, limits.pixels))
     except OSError as error:  # no descriptors or no memory for a process
         message = f"{param}: no image can be decoded now: {error.strerror or error}"
         raise ApiError(503, message, param=param, code="overloaded", retry_after=1) from None
@@ -99,7 +95,7 @@ def _opened(data: bytes, param: str, limits: RequestLimits) -> Image:
 def _check_size(n: int, param: str, limits: RequestLimits) -> None:
     if n > limits.image:
         message = f"{param}: the image has {n:,} bytes; at most {limits.image:,} are served"
-        raise ApiError(400, message, param=param, code="over_limit")
+        raise field_error(param, message, "over_limit")
 
 
 def fetch(url: str, param: str, most: int, seconds: float = 10.0) -> bytes:
@@ -111,13 +107,13 @@ def fetch(url: str, param: str, most: int, seconds: float = 10.0) -> bytes:
         try:
             body = _get(parts, address, param, most, deadline)
         except (OSError, http.client.HTTPException) as error:
-            raise ApiError(
-                400, f"{param}: {parts.hostname} cannot be read: {error}", param=param, code="fetch_failed"
+            raise field_error(
+                param, f"{param}: {parts.hostname} cannot be read: {error}", "fetch_failed"
             ) from None
         if isinstance(body, bytes):
             return body
         url = urljoin(url, body)
-    raise ApiError(400, f"{param}: more than {MAX_REDIRECTS} redirects", param=param, code="fetch_failed")
+    raise field_error(param, f"{param}: more than {MAX_REDIRECTS} redirects", "fetch_failed")
 
 
 def public_address(host: str, port: int, param: str, deadline: float = math.inf) -> tuple[str, int]:
@@ -125,14 +121,10 @@ def public_address(host: str, port: int, param: str, deadline: float = math.inf)
     try:
         addresses = _resolve(host, port, param, deadline)
     except (OSError, UnicodeError):
-        raise ApiError(
-            400, f"{param}: there is no host {host[:100]!r}", param=param, code="fetch_failed"
-        ) from None
+        raise field_error(param, f"{param}: there is no host {host[:100]!r}", "fetch_failed") from None
     for text in addresses:
         if not is_public(text):
-            raise ApiError(
-                400, f"{param}: {host[:100]} is not a public address", param=param, code="private_address"
-            )
+            raise field_error(param, f"{param}: {host[:100]} is not a public address", "private_address")
     return min(addresses, key=lambda text: (":" in text, text)), port
 
 
@@ -184,9 +176,7 @@ def _split(url: str, param: str) -> SplitResult:
     except ValueError:
         is_http = False
     if not is_http or parts.username is not None or not url.isascii() or not url.isprintable() or " " in url:
-        raise ApiError(
-            400, f"{param}: {url[:80]!r} is no http or https URL", param=param, code="invalid_value"
-        )
+        raise field_error(param, f"{param}: {url[:80]!r} is no http or https URL")
     return parts
 
 
@@ -237,7 +227,7 @@ def _body_or_location(
         return location
     if answer.status != 200:
         message = f"{param}: {parts.hostname} answered with {answer.status}"
-        raise ApiError(400, message, param=param, code="fetch_failed")
+        raise field_error(param, message, "fetch_failed")
     return _read(answer, param, most, deadline)
 
 
@@ -249,9 +239,7 @@ def _read(answer: http.client.HTTPResponse, param: str, most: int, deadline: flo
         pieces.append(piece)
         n += len(piece)
         if n > most:
-            raise ApiError(
-                400, f"{param}: the image has more than {most:,} bytes", param=param, code="over_limit"
-            )
+            raise field_error(param, f"{param}: the image has more than {most:,} bytes", "over_limit")
     _left(deadline, param)  # or else the end may be the timer's
     return b"".join(pieces)
 
@@ -259,5 +247,5 @@ def _read(answer: http.client.HTTPResponse, param: str, most: int, deadline: flo
 def _left(deadline: float, param: str) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
-        raise ApiError(400, f"{param}: fetching it took too long", param=param, code="fetch_failed")
+        raise field_error(param, f"{param}: fetching it took too long", "fetch_failed")
     return left

@@ -20,10 +20,9 @@ from stretto.llm import LLM
 from stretto.server.generation.fields import Body
 from stretto.server.generation.generation import Generation, lease_model
 from stretto.server.http.bodies import make_router, read_body
-from stretto.server.http.callers import Caller, require_admin
-from stretto.server.http.errors import ApiError, Json, unsupported
+from stretto.server.http.errors import ApiError, Json, field_error, unsupported
 from stretto.server.http.served_model import ServedModel
-from stretto.server.http.state import state_of
+from stretto.server.http.state import Caller, require_admin, state_of
 from stretto.server.settings import Settings
 
 PINNED_FRACTION = 0.5  # of the cells, which pinned prompts may hold together
@@ -37,17 +36,14 @@ def check_pin(generation: Generation, name: str, n_tokens: int) -> None:
     others = [key for key in served.pins if key != (caller, name)]
     n_free = int(PINNED_FRACTION * len(served.llm.cells)) - sum(served.pins[key].n_tokens for key in others)
     if sum(owner == caller for owner, _ in others) >= most:
-        raise ApiError(
-            400,
-            f"{most} prompts are pinned already; release one with DELETE /stretto/pins/NAME",
-            param="cache_pin",
+        raise field_error(
+            "cache_pin", f"{most} prompts are pinned already; release one with DELETE /stretto/pins/NAME"
         )
     if n_tokens > n_free:
-        raise ApiError(
-            400,
+        raise field_error(
+            "cache_pin",
             f"the prompt has {n_tokens:,} tokens, and of {len(served.llm.cells):,} cells {max(0, n_free):,} "
             "can still be pinned; release a pin, or shorten the prompt",
-            param="cache_pin",
         )
 
 
@@ -62,7 +58,7 @@ def pin(generation: Generation, name: str, prompt: Any) -> None:
         old.release()
 
 
-def listed(served: ServedModel, caller: Caller) -> list[dict[str, Any]]:
+def list_pins(served: ServedModel, caller: Caller) -> list[dict[str, Any]]:
     """The pins of a caller; those of all callers for an admin, with whose they are."""
     own = [
         {"name": name, "tokens": p.n_tokens} for (who, name), p in served.pins.items() if who == caller.name
@@ -118,7 +114,7 @@ def remember(generation: Generation, number: int | None, prompts: list[list[int]
         if before is not None:
             before()
         if generation.adapter is None and all(type(token) is int for token in prompts[0]):
-            served.texts[caller, number] = [*prompts[0], *generation.texts.result(0).tokens]
+            served.texts[caller, number] = [*prompts[0], *generation.result(0).tokens]
 
     generation.last = note
 
@@ -131,10 +127,9 @@ async def act(number: int, action: Action, request: Request, model: OptionalName
     data = await request.body()
     body = await read_body(SlotFile, data, state.settings.limits) if data else None
     if not 0 <= number < state.settings.max_running:
-        raise ApiError(
-            400, f"there is no slot {number}; they have the numbers below {state.settings.max_running}",
-            param="id_slot", code="invalid_value",
-        )  # fmt: skip
+        raise field_error(
+            "id_slot", f"there is no slot {number}; they have the numbers below {state.settings.max_running}"
+        )
     path = None if action == "erase" else _path(state.settings, body)
     async with lease_model(request, model or state.registry.first("generate"), "filename") as generation:
         work = {"save": _save, "restore": _restore, "erase": _erase}[action]
@@ -147,7 +142,7 @@ def _path(settings: Settings, body: SlotFile | None) -> Path:
     if settings.slot_path is None:
         raise unsupported("texts are saved by a server that was started with --slot-save-path", "action")
     if body is None or body.filename is None:
-        raise ApiError(400, "filename is missing", param="filename", code="missing_field")
+        raise field_error("filename", "filename is missing", "missing_field")
     return settings.slot_path / body.filename
 
 
@@ -161,7 +156,7 @@ def _save(generation: Generation, number: int, path: Path | None) -> dict[str, A
     assert path is not None
     llm, tokens = generation.lease.llm, _text(generation, number)
     if not tokens:
-        raise ApiError(400, f"no request has left a text in slot {number}", param="id_slot", code="not_found")
+        raise field_error("id_slot", f"no request has left a text in slot {number}", "not_found")
     with llm.sequence(tokens, cache_salt=generation.caller.salt or None) as sequence:
         sequence.save(path)
     return {"n_saved": len(tokens), "n_written": path.stat().st_size}
@@ -170,14 +165,14 @@ def _save(generation: Generation, number: int, path: Path | None) -> dict[str, A
 def _restore(generation: Generation, number: int, path: Path | None) -> dict[str, Any]:
     assert path is not None
     if not path.is_file():
-        raise ApiError(400, f"there is no saved text {path.name!r}", param="filename", code="not_found")
+        raise field_error("filename", f"there is no saved text {path.name!r}", "not_found")
     llm: LLM = generation.lease.llm
     # The operator's own folder, which only this server writes to: its K and V are trusted.
     try:
         with llm.restore(path, share=True, cache_salt=generation.caller.salt or None) as sequence:
             tokens = list(sequence.tokens)
     except SnapshotError as error:
-        raise ApiError(400, f"{path.name} cannot be restored: {error}", param="filename") from None
+        raise field_error("filename", f"{path.name} cannot be restored: {error}") from None
     generation.lease.model.texts[generation.caller.name, number] = tokens
     return {"n_restored": len(tokens), "n_read": path.stat().st_size}
 

@@ -13,11 +13,12 @@ from stretto.server.generation.fields import (
     AdapterScale,
     Body,
     ForModel,
+    Labels,
     Mixed,
     Name,
     Number,
     NumberedAdapters,
-    Stop,
+    TemplateArguments,
     Text,
     ThinkingSwitch,
     TokenId,
@@ -76,16 +77,11 @@ class StreamOptions(Body):
 class Sampling(VllmSampling):
     """The fields that both kinds of completion have. Those that are left out take Stretto's defaults."""
 
-    stream: bool | None = False
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, within("max_tokens", ge=0)] | None = None
     n_predict: Annotated[int, within("max_tokens", ge=-2)] | None = Field(
         None, description="llama-server's name of max_tokens; below 0: to the end of the context."
     )
-    temperature: Annotated[Number, within("temperature")] | None = None
-    top_p: Annotated[Number, within("top_p", ge=0)] | None = None
-    presence_penalty: Annotated[Number, within("presence_penalty")] | None = None
-    frequency_penalty: Annotated[Number, within("frequency_penalty")] | None = None
     logit_bias: (
         Annotated[
             dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[Number, Field(ge=-100, le=100)]],
@@ -95,20 +91,13 @@ class Sampling(VllmSampling):
     ) = None
     n: Annotated[int, within("n")] | None = 1
     seed: Annotated[int, within("seed", ge=-(1 << 63))] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
     user: Annotated[Text, Field(description=LABEL)] | None = None
     # Not among OpenAI's fields. Descriptions that are not here are in descriptions.py.
-    top_k: Annotated[int, within("top_k", ge=-1)] | None = Field(
-        None, description="Sample among the k most probable tokens only; 0 or -1: among all."
-    )
-    min_p: Annotated[Number, within("min_p")] | None = None
     repetition_penalty: Annotated[Number, within("repetition_penalty")] | None = None
-    ignore_eos: bool | None = None
-    repeat_guard: bool | None = None
-    return_token_ids: (
-        Annotated[bool, Field(description="Ids of tokens too: of prompt, text and alternatives.")] | None
-    ) = None
-    stop_tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=64)] | None = None
+    return_token_ids: bool | None = Field(
+        None, description="Ids of tokens too: of prompt, text and alternatives."
+    )
+    stop_tokens: Annotated[list[TokenId], Field(max_length=64)] | None = None
     timeout: Annotated[Number, within("timeout")] | None = None
     continue_token_ids: Tokens | None = Field(
         None, description="Ids that the text begins with already; it goes on behind them."
@@ -116,28 +105,16 @@ class Sampling(VllmSampling):
     grammar: GrammarField | Text | None = Field(
         None, description="What the text has to look like; a text is a grammar in GBNF."
     )
-    json_schema: dict[str, Any] | None = Field(None, description="A schema that the text has to fit.")
-    timings_per_token: bool | None = Field(None, description="Timings in every chunk of a stream.")
-    return_progress: bool | None = Field(
-        None, description="In streams: events that say how much of the prompt has been computed."
-    )
     verbose: bool | None = Field(None, description="The prompt as text, in `__verbose`.")
-    cache_prompt: Annotated[bool, Field(description=NEUTRAL)] | None = None
-    id_slot: Annotated[int, Field(ge=-1)] | None = Field(
-        None, description="The text is remembered by this number, for POST /slots/ID."
-    )
     lora: (
         AdapterName
         | Annotated[dict[AdapterName, AdapterScale], Field(min_length=1, max_length=16)]
         | NumberedAdapters
         | None
     ) = Field(None, description="An adapter of the model by name, or names or numbers with a scale for each.")
-    cache_pin: (
-        Annotated[
-            str, Field(pattern="^[A-Za-z0-9._-]{1,64}$", description="Keep the prompt in the cache, by name.")
-        ]
-        | None
-    ) = None
+    cache_pin: Annotated[str, Field(pattern="^[A-Za-z0-9._-]{1,64}$")] | None = Field(
+        None, description="Keep the prompt in the cache, by name."
+    )
 
 
 class CompletionRequest(Sampling):
@@ -159,9 +136,7 @@ class CompletionRequest(Sampling):
         description="Whether special tokens stand before a text, as the model's file says; true by default.",
     )
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    suffix: (
-        Annotated[Text, Field(description="The text behind the gap, for models that fill one.")] | None
-    ) = None
+    suffix: Text | None = Field(None, description="The text behind the gap, for models that fill one.")
 
 
 class TextPart(Body):
@@ -216,9 +191,9 @@ class Message(Body):
     refusal: Text | None = None
     reasoning_content: Text | None = None
     reasoning: Annotated[Text, Field(description="The same as reasoning_content.")] | None = None
-    provider_specific_fields: (
-        Annotated[dict[str, Any], Field(max_length=64, description=f"Of LiteLLM. {NEUTRAL}")] | None
-    ) = None
+    provider_specific_fields: Annotated[dict[str, Any], Field(max_length=64)] | None = Field(
+        None, description=f"Of LiteLLM. {NEUTRAL}"
+    )
     audio: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     function_call: Annotated[FunctionCall, Field(description="Of old clients; see functions.")] | None = None
@@ -292,7 +267,7 @@ class Prediction(Body):
 ResponseFormat = Annotated[PlainFormat | JsonFormat | SchemaFormat, Field(discriminator="type")]
 
 
-class ChatRequest(Sampling):
+class ChatRequest(Sampling, Labels):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=2048)]
@@ -303,65 +278,44 @@ class ChatRequest(Sampling):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    functions: (
-        Annotated[list[Function], Field(max_length=1024, description="As tools, for old clients.")] | None
-    ) = None
-    function_call: (
-        Annotated[
-            Literal["none", "auto"] | NamedFunction, Field(description="As tool_choice, for old clients.")
-        ]
-        | None
-    ) = None
+    functions: Annotated[list[Function], Field(max_length=1024)] | None = Field(
+        None, description="As tools, for old clients."
+    )
+    function_call: Literal["none", "auto"] | NamedFunction | None = Field(
+        None, description="As tool_choice, for old clients."
+    )
     include_reasoning: bool | None = Field(
         None, description="False: reasoning is left out of the answer; it counts all the same."
     )
-    reasoning_effort: (
-        Annotated[
-            Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"],
-            Field(description="By the model's own switch: where that is on or off, only none turns it off."),
-        ]
-        | None
-    ) = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="By the model's own switch: where that is on or off, only none turns it off."
+    )
     thinking: Annotated[ThinkingSwitch, Field(description="As in Anthropic's messages.")] | None = None
-    thinking_budget_tokens: (
-        Annotated[int, Field(ge=-1, lt=1 << 31, description="Tokens of reasoning at most; -1: any number.")]
-        | None
-    ) = None
-    thinking_token_budget: (
-        Annotated[int, Field(ge=0, lt=1 << 31, description="The same, by vLLM's name.")] | None
-    ) = None
-    chat_template_kwargs: (
-        Annotated[dict[str, Any], Field(max_length=64, description="Arguments of the model's chat template.")]
-        | None
-    ) = None
-    continue_final_message: (
-        Annotated[bool, Field(description="The answer continues the last message, one of the assistant.")]
-        | None
-    ) = None
-    echo: (
-        Annotated[
-            bool, Field(description="The answer begins with the last message, if that is the assistant's.")
-        ]
-        | None
-    ) = None
+    thinking_budget_tokens: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = Field(
+        None, description="Tokens of reasoning at most; -1: any number."
+    )
+    thinking_token_budget: Annotated[int, Field(ge=0, lt=1 << 31)] | None = Field(
+        None, description="The same, by vLLM's name."
+    )
+    chat_template_kwargs: TemplateArguments | None = None
+    continue_final_message: bool | None = Field(
+        None, description="The answer continues the last message, one of the assistant."
+    )
+    echo: bool | None = Field(
+        None, description="The answer begins with the last message, if that is the assistant's."
+    )
     add_special_tokens: Literal[False] | None = Field(
         None, description="Only false: the chat template writes special tokens."
     )
-    add_generation_prompt: (
-        Annotated[bool, Field(description="Whether the template begins an answer; true by default.")] | None
-    ) = None
-    metadata: Annotated[dict[str, str], Field(max_length=64, description=LABEL)] | None = None
-    safety_identifier: Annotated[Text, Field(description=LABEL)] | None = None
-    prompt_cache_key: Annotated[Text, Field(description=LABEL)] | None = None
+    add_generation_prompt: bool | None = Field(
+        None, description="Whether the template begins an answer; true by default."
+    )
     store: Annotated[bool, Field(description=NEUTRAL)] | None = None
-    service_tier: (
-        Annotated[Literal["auto", "default", "flex", "scale", "priority"], Field(description=NEUTRAL)] | None
-    ) = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = Field(
+        None, description=NEUTRAL
+    )
     verbosity: Annotated[Literal["low", "medium", "high"], Field(description=NEUTRAL)] | None = None
     prediction: Annotated[Prediction, Field(description=NEUTRAL)] | None = None
-    prompt_cache_retention: (
-        Annotated[Literal["in_memory", "in-memory", "24h"], Field(description=NEUTRAL)] | None
-    ) = None
     modalities: list[Literal["text"]] | None = None
 
 
@@ -402,11 +356,7 @@ class EmbeddingRequest(ForModel):
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
     user: Annotated[Text, Field(description=LABEL)] | None = None
-    pooling: (
-        Annotated[
-            Literal["mean", "cls", "last"],
-            Field(description="How a text's states become one vector; by default as the model's file says."),
-        ]
-        | None
-    ) = None
+    pooling: Literal["mean", "cls", "last"] | None = Field(
+        None, description="How a text's states become one vector; by default as the model's file says."
+    )
     normalize: Annotated[bool, Field(description="L2-normalise the vectors.")] = True

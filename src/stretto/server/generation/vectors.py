@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,9 +13,9 @@ import numpy as np
 from fastapi import Request
 from numpy.typing import NDArray
 
-from stretto.server.generation.chat import ids_of
+from stretto.server.generation.chat import encode_prompt
 from stretto.server.generation.generation import Generation, lease_model, unless_gone
-from stretto.server.http.errors import ApiError, unsupported
+from stretto.server.http.errors import ApiError, field_error, unsupported
 from stretto.server.http.served_model import ServedModel
 from stretto.tasks import TaskModel
 
@@ -22,6 +23,7 @@ from stretto.tasks import TaskModel
 
 Value = TypeVar("Value")
 
+Floats = NDArray[np.float32]
 TASK_POOL = ThreadPoolExecutor(4, "stretto-server-task")
 
 
@@ -37,7 +39,6 @@ async def call(
 
     `prepare` is a coroutine function that decodes the request's inputs and returns a list of them.
     """
-    request.scope["stretto"].update(model=name)
     async with lease_model(request, name, field, verb=verb) as generation:
         inputs = await unless_gone(request, prepare(generation))
         value = await unless_gone(request, in_turn(generation, verb, inputs, work))
@@ -64,7 +65,7 @@ async def in_turn(
 async def _computed(served: ServedModel, verb: str, n: int, work: Callable[[], Value]) -> Value:
     """Run in a thread to its end, also if the client is gone: the model is not used by two at once."""
     task = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(TASK_POOL, work))
-    with served.counted(verb, n):
+    with served.count_work(verb, n):
         try:
             return await asyncio.shield(task)
         finally:
@@ -72,9 +73,15 @@ async def _computed(served: ServedModel, verb: str, n: int, work: Callable[[], V
                 await asyncio.wait([task])
 
 
-BATCH_TEXTS = 16  # embedded at a time; then the time limit is checked
+def write_vector(vector: Floats, form: str | None) -> list[float] | str:
+    """A vector as a list of numbers, or in "base64" as float32."""
+    if form == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    numbers: list[float] = vector.tolist()
+    return numbers
 
-Floats = NDArray[np.float32]
+
+BATCH_TEXTS = 16  # embedded at a time; then the time limit is checked
 
 
 @dataclass(frozen=True)
@@ -91,32 +98,30 @@ class Vectors:
         if self.dimensions is None or self.dimensions == size:
             return vectors
         if self.dimensions > size:
-            raise ApiError(
-                400, f"dimensions must be at most {size}", param="dimensions", code="invalid_value"
-            )
+            raise field_error("dimensions", f"dimensions must be at most {size}")
         kept = vectors[:, : self.dimensions]
         if self.normalize:
             kept = kept / np.maximum(np.linalg.norm(kept, axis=1, keepdims=True), np.float32(1e-12))
         return np.ascontiguousarray(kept, np.float32)
 
 
-async def embedded(generation: Generation, texts: list[Any], how: Vectors) -> tuple[Floats, int]:
+async def embed_texts(generation: Generation, texts: list[Any], how: Vectors) -> tuple[Floats, int]:
     """The vectors of texts, computed in batches, and their total number of tokens."""
     for index, text in enumerate(texts):
         if not text:
             where = "input" if len(texts) == 1 else f"input[{index}]"
-            raise ApiError(400, f"{where} is empty; leave it out", param=where, code="invalid_value")
+            raise field_error(where, f"{where} is empty; leave it out")
     model: Any = generation.lease.llm
     if isinstance(model, TaskModel):
         if not all(isinstance(text, str) for text in texts):
             raise unsupported(f"{model.name} takes texts, not ids", "input")
         if how.pooling is not None:
-            raise ApiError(400, f"{model.name} has no choice of pooling", param="pooling")
+            raise field_error("pooling", f"{model.name} has no choice of pooling")
         made = await in_turn(
             generation, "embed", texts, lambda model, texts: model.embed(texts, normalize=how.normalize)
         )
         return how.cut(np.asarray(made, np.float32)), 0
-    with generation.lease.model.counted("embed", len(texts)):
+    with generation.lease.model.count_work("embed", len(texts)):
         vectors, n_tokens = await _batches(generation, model, texts, how)
     generation.note(prompt_tokens=n_tokens)
     return how.cut(vectors), n_tokens
@@ -126,7 +131,7 @@ async def _batches(generation: Generation, model: Any, texts: list[Any], how: Ve
     """The engine's vectors: it has a queue of its own, and works on several requests at once."""
     options = {} if how.pooling is None else {"pooling": how.pooling}
     vectors: list[Floats] = []
-    ids = await asyncio.to_thread(lambda: [ids_of(model, text) for text in texts])
+    ids = await asyncio.to_thread(lambda: [encode_prompt(model, text) for text in texts])
     for start in range(0, len(ids), BATCH_TEXTS):
         _ = generation.left  # raises if there is no time left
         batch = ids[start : start + BATCH_TEXTS]

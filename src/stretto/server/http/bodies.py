@@ -17,7 +17,7 @@ import asyncio
 import inspect
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar, get_type_hints
@@ -32,7 +32,7 @@ from starlette.responses import Response
 
 from stretto import _native
 from stretto.server.generation.fields import ForModel
-from stretto.server.http.errors import ApiError, explained
+from stretto.server.http.errors import ApiError, explain_errors, field_error
 from stretto.server.settings import RequestLimits
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -58,7 +58,7 @@ UNREADABLE = "the body is no JSON that can be read"
 async def read_body(model: type[Model], data: bytes, limits: RequestLimits) -> Model:
     """The body of a request as a model; `ApiError` says what is wrong with it."""
     if len(data) <= PIECE_BYTES:
-        return validated(model, parsed(data, limits))
+        return validate(model, parse_json(data, limits))
     loop = asyncio.get_running_loop()
     found = await loop.run_in_executor(READER, TURNS.read, model, data, limits)
     if not isinstance(found, ApiError):
@@ -105,13 +105,13 @@ def _read_or_refuse(
 ) -> Model | ApiError:
     """The model, or the error without what was parsed, which it would hold until the event loop sends it."""
     try:
-        return validated(model, parsed(data, limits, pause))
+        return validate(model, parse_json(data, limits, pause))
     except ApiError as error:
         error.__context__ = None
         return error.with_traceback(None)
 
 
-def parsed(data: bytes, limits: RequestLimits, pause: Callable[[], None] = lambda: None) -> Any:
+def parse_json(data: bytes, limits: RequestLimits, pause: Callable[[], None] = lambda: None) -> Any:
     """The value of a JSON text; raises if it is none, or has too many values or fields.
 
     `pause` is called after each piece of a large one.
@@ -124,7 +124,7 @@ def parsed(data: bytes, limits: RequestLimits, pause: Callable[[], None] = lambd
             if (encoding := json.detect_encoding(data)) != "utf-8":
                 data = data.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
             pieces = _checked_pieces(data, limits.values)
-        return assembled(data, pieces, pause) if pieces else json.loads(data)
+        return assemble(data, pieces, pause) if pieces else json.loads(data)
     except json.JSONDecodeError as error:
         raise ApiError(400, f"the body is no JSON: {error.msg}", code="invalid_json") from None
     except (ValueError, RecursionError):  # bytes that are no text, numbers of too many digits, too deep
@@ -149,7 +149,7 @@ def _over_limit(excess: str) -> ApiError:
     return ApiError(400, f"the body has {excess} are taken", code="over_limit")
 
 
-def assembled(data: bytes, pieces: list[tuple[int, int, int]], pause: Callable[[], None]) -> Any:
+def assemble(data: bytes, pieces: list[tuple[int, int, int]], pause: Callable[[], None]) -> Any:
     """The value of a JSON text that is parsed piece by piece; the same as of the whole, or the same error.
 
     The pieces are cut at brackets and commas, whatever stands between them: that is parsed here.
@@ -190,7 +190,7 @@ def _in(brackets: bytes, members: bytes) -> str:
     return (brackets[:1] + members + brackets[1:]).decode("utf-8", "surrogatepass")
 
 
-def validated(model: type[Model], value: Any) -> Model:
+def validate(model: type[Model], value: Any) -> Model:
     """A JSON value as a model; fields of other servers that are empty mean nothing."""
     if isinstance(value, dict):
         for name in EMPTY_FIELDS & value.keys() - model.model_fields.keys():
@@ -201,7 +201,9 @@ def validated(model: type[Model], value: Any) -> Model:
     except ValidationError as error:
         issues = error.errors(include_url=False, include_context=False)
         known = [field.alias or name for name, field in model.model_fields.items()]
-        raise explained([{**one, "loc": ("body", *one["loc"])} for one in issues], value, known) from None
+        raise explain_errors(
+            [{**one, "loc": ("body", *one["loc"])} for one in issues], value, known
+        ) from None
 
 
 def form_schema(**properties: dict[str, Any]) -> dict[str, Any]:
@@ -227,13 +229,11 @@ def form_file(form: FormData) -> UploadFile:
     """The file of a form."""
     file = form.get("file")
     if not isinstance(file, UploadFile):
-        raise ApiError(400, "file: the form needs a file with this name", param="file", code="missing")
+        raise field_error("file", "file: the form needs a file with this name", "missing")
     return file
 
 
 # Endpoints with a body of JSON: FastAPI finds them, and does not read the body.
-
-Endpoint = Callable[[Any, Request], Awaitable[Response]]
 
 
 class BodyRoute(APIRoute):
@@ -243,9 +243,20 @@ class BodyRoute(APIRoute):
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The function that answers a request."""
-        model = find_body_model(self.endpoint)
-        return super().get_route_handler() if model is None else _make_handler(model, self.endpoint)
+        """The function that answers a request; only endpoints of a body and the request have it read here."""
+        endpoint, model = self.endpoint, find_body_model(self.endpoint)
+        if model is None:
+            return super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            state = request.app.state.stretto
+            body = await read_body(model, (await request.receive())["body"], state.settings.limits)
+            if isinstance(body, ForModel) and not body.model:
+                body.model = state.registry.first(body.verb)
+            response: Response = await endpoint(body, request)
+            return response
+
+        return handle
 
 
 def find_body_model(endpoint: Callable[..., Any]) -> type[BaseModel] | None:
@@ -254,19 +265,6 @@ def find_body_model(endpoint: Callable[..., Any]) -> type[BaseModel] | None:
         return None
     model: type[BaseModel] = get_type_hints(endpoint)["body"]
     return model
-
-
-def _make_handler(
-    model: type[BaseModel], endpoint: Endpoint
-) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-    async def handle(request: Request) -> Response:
-        state = request.app.state.stretto
-        body = await read_body(model, (await request.receive())["body"], state.settings.limits)
-        if isinstance(body, ForModel) and not body.model:
-            body.model = state.registry.first(body.verb)
-        return await endpoint(body, request)
-
-    return handle
 
 
 def make_router(tag: str) -> APIRouter:

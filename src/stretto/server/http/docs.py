@@ -102,18 +102,12 @@ FROM_CLIENTS = "Taken from clients that send it; without effect."
 VALIDATION = ("HTTPValidationError", "ValidationError")  # FastAPI's own; errors here have another shape
 
 FIELDS = {
-    "allowed_callers": FROM_CLIENTS,
-    "annotations": FROM_CLIENTS,
     "arguments": "The arguments of the call.",
     "call_id": "The id of the call.",
     "choices": "The texts, one of which is written.",
-    "citations": FROM_CLIENTS,
     "content": "Text of the message, or a list of parts: texts and images.",
     "context": NOT_SUPPORTED,
-    "data": "The content, in base64 or as text, as its type says.",
-    "defer_loading": FROM_CLIENTS,
     "description": "What it is for, to be read by the model.",
-    "detail": FROM_CLIENTS,
     "dimensions": "Keep the first numbers of a vector only, for models that were trained for it.",
     "disable_parallel_tool_use": "At most one call in an answer; with any, the default.",
     "documents": "The texts to sort.",
@@ -130,7 +124,6 @@ FIELDS = {
     "keep_alive": "Models stay until memory is needed; 0 unloads.",
     "logit_bias": "Token ids, with what is added to their logits.",
     "logprobs": "Log-probabilities of the tokens.",
-    "max_completion_tokens": "Generate at most so many tokens; the newer name of max_tokens.",
     "media_type": "The kind of content: image/png, text/plain and the like.",
     "messages": "The conversation, oldest message first.",
     "model": MODEL,
@@ -151,16 +144,12 @@ FIELDS = {
     "role": "Whose message it is.",
     "schema": "A JSON schema.",
     "seed": "The same seed gives the same tokens; a fresh one, if not given.",
-    "service_tier": FROM_CLIENTS,
     "source": "Where the content is: in the request, or at a URL.",
-    "speed": FROM_CLIENTS,
     "stop": "Texts that end the answer; they are not part of it.",
     "stop_sequences": "Texts that end the answer; they are not part of it.",
-    "store": "Answers are never stored.",
     "stream": "Send the answer piece by piece.",
     "stream_options": "Options of a stream.",
     "strict": "The schema is binding in any case; if true, objects have only properties that are named.",
-    "suffix": "Text after the answer, which fills the gap, for models with the tokens for it.",
     "system": "The system message.",
     "text": "Text, or token ids where they are taken.",
     "thinking": "What the model thought before it answered, in earlier messages.",
@@ -173,7 +162,6 @@ FIELDS = {
     "top_logprobs": "So many of the most probable tokens at each place, with log-probabilities.",
     "truncation": 'Only "disabled": nothing is cut off in silence.',
     "type": "The kind of this object.",
-    "verbose": FROM_CLIENTS,
 }
 
 OF_SCHEMAS = {
@@ -183,8 +171,6 @@ OF_SCHEMAS = {
     "CacheControl.ttl": "Without effect: prompts stay cached until memory is needed.",
     "ChatRequest.modalities": "Answers are texts.",
     "ChatRequest.response_format": "Any text, a JSON object, or JSON of a schema.",
-    "TemplateRequest.modalities": "Answers are texts.",
-    "TemplateRequest.response_format": "Any text, a JSON object, or JSON of a schema.",
     "CompletionRequest.logprobs": "So many of the most probable tokens with log-probabilities.",
     "ContextManagement.edits": "Only an empty list: nothing is cut off in silence.",
     "CountRequest.output_config": "The form of the answer; it has no tokens of its own.",
@@ -192,58 +178,59 @@ OF_SCHEMAS = {
     "CreateRequest.parameters": "Sampling options that requests need not give.",
     "DocumentBlock.title": "Title, for the model to read.",
     "ExtraFile.filename": "Name of the file.",
-    "ExtraFile.time": FROM_CLIENTS,
     "Function.description": "What the function does, for the model to read.",
-    "Function.name": "Name of the function.",
-    "Function.parameters": "JSON schema of the arguments.",
-    "FunctionCall.name": "Name of the function.",
     "GenerateRequest.prompt": "The prompt; without one the model is only loaded.",
     "ImageBlock.source": "The image: in base64, or at a URL if the operator allows that.",
     "ImagePart.image_url": "The image.",
-    "ImageUrl.detail": FROM_CLIENTS,
     "ImageUrl.url": "A data: URL, or http(s) if the operator allows that.",
     "InfillRequest.input_extra": "Other files of the project, for the model to read.",
     "InfillRequest.input_prefix": "Text before the gap.",
     "InfillRequest.input_suffix": "Text behind the gap.",
-    "InfillRequest.n_predict": "Generate at most so many tokens.",
-    "InfillRequest.t_max_predict_ms": "Generate for so many milliseconds at most.",
     "InputImage.file_id": NOT_SUPPORTED,
     "InputImage.image_url": "A data: URL, or http(s) if the operator allows that.",
     "JsonSchema.description": "What the answer is, for people.",
-    "JsonSchema.name": "Name of the schema.",
     "LarkGrammar.grammar": "The grammar.",
     "Message.annotations": NOT_SUPPORTED,
     "Message.audio": NOT_SUPPORTED,
-    "Message.function_call": "Not supported; use tool_calls.",
     "Message.name": "Name of the author, where the chat template shows it.",
     "Message.reasoning_content": "What the model thought before it answered, in earlier messages.",
     "MessagesRequest.output_config": "The form of the answer, and how much to think.",
-    "NamedFunction.name": "Name of the function.",
     "OllamaCopyRequest.destination": "The new name.",
     "OllamaCopyRequest.source": "The model to be copied.",
     "OllamaFunctionCall.index": "Place among the calls of the message.",
-    "OllamaFunctionCall.name": "Name of the function.",
     "OllamaMessage.content": "Text of the message.",
-    "OllamaPullRequest.insecure": FROM_CLIENTS,
     "OllamaToolCall.id": "Id of the call, which its answer names.",
-    "Options.num_ctx": "Refused if the context is smaller.",
     "PlainSource.data": "The text.",
-    "ReasoningConfig.mode": FROM_CLIENTS,
     "ReasoningItem.summary": "What the model thought, in earlier responses.",
     "RedactedBlock.data": "Thoughts that cannot be read; left out of the prompt.",
     "ResponseRequest.include": "More that the response should have.",
     "ResponseRequest.max_output_tokens": "Generate at most so many tokens.",
     "ResultItem.output": "The result of the call.",
     "SchemaText.description": "What the answer is, for people.",
-    "StreamOptions.include_obfuscation": NOT_SUPPORTED,
     "StreamOptions.include_usage": "Send one more event with the numbers of tokens.",
-    "Thinking.display": FROM_CLIENTS,
     "ToolCall.id": "Id of the call, which its answer names.",
     "ToolResultBlock.tool_use_id": "The id of the call that this answers.",
-    "ToolUseBlock.caller": FROM_CLIENTS,
     "ToolUseBlock.id": "Id of the call, which its result names.",
     "UrlSource.url": "An http(s) URL, if the operator allows that.",
 }
+FIELDS |= dict.fromkeys(
+    ("allowed_callers", "annotations", "citations", "defer_loading", "detail", "speed", "verbose"),
+    FROM_CLIENTS,
+)
+OF_SCHEMAS |= dict.fromkeys(
+    (
+        "ExtraFile.time",
+        "OllamaPullRequest.insecure",
+        "ReasoningConfig.mode",
+        "Thinking.display",
+        "ToolUseBlock.caller",
+    ),
+    FROM_CLIENTS,
+)
+OF_SCHEMAS |= dict.fromkeys(
+    ("Function.name", "FunctionCall.name", "NamedFunction.name", "OllamaFunctionCall.name"),
+    "Name of the function.",
+)
 OF_SCHEMAS |= {f"ParallelRequest.{option.name}": option.meaning for option in PARALLEL_OWN}
 
 PARAMETERS = {
@@ -252,22 +239,18 @@ PARAMETERS = {
     "model": MODEL,
     "stream": "Send it as a stream of events.",
 }
-PATH_PARAMETERS = {
-    "/v1/batches/{name}": "Id of the batch.",
-    "/v1/batches/{name}/cancel": "Id of the batch.",
-    "/v1/files/{name}": "Id of the file.",
-    "/v1/files/{name}/content": "Id of the file.",
-    "/v1/responses/{response_id}": "Id of the response.",
-    "/v1/responses/{response_id}/cancel": "Id of the response.",
-    "/v1/responses/{response_id}/input_items": "Id of the response.",
-    "/slots/{number}": "Number of the slot, as id_slot of a request.",
-    "/stretto/pins/{name}": "Name of the pin.",
-    "/stretto/requests/{name}": "The request's x-request-id.",
-    "/v1/models/{name}": MODEL,
+PATH_PARAMETERS = {  # by how the path begins
+    "/v1/batches/": "Id of the batch.",
+    "/v1/files/": "Id of the file.",
+    "/v1/responses/": "Id of the response.",
+    "/slots/": "Number of the slot, as id_slot of a request.",
+    "/stretto/pins/": "Name of the pin.",
+    "/stretto/requests/": "The request's x-request-id.",
+    "/v1/models/": MODEL,
 }
 
 
-def described(document: dict[str, Any]) -> dict[str, Any]:
+def describe(document: dict[str, Any]) -> dict[str, Any]:
     """An OpenAPI document whose fields and parameters all have descriptions."""
     schemas = document.get("components", {}).get("schemas", {})
     for name in VALIDATION:
@@ -276,7 +259,10 @@ def described(document: dict[str, Any]) -> dict[str, Any]:
         for operation in methods.values():
             operation["responses"].pop("422", None)
             for parameter in operation.get("parameters", ()):
-                of_path = PATH_PARAMETERS.get(path, "") if parameter["in"] == "path" else ""
+                of_path = next(
+                    (text for begin, text in PATH_PARAMETERS.items() if path.startswith(begin)), ""
+                )
+                of_path = of_path if parameter["in"] == "path" else ""
                 parameter.setdefault("description", of_path or PARAMETERS.get(parameter["name"], ""))
     for name, schema in schemas.items():
         for field, about in schema.get("properties", {}).items():

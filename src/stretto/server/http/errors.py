@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
@@ -13,6 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Receive
 
 from stretto import errors
 from stretto.options.names import OURS
@@ -117,6 +119,12 @@ class ClientGone(ApiError):
         super().__init__(CLIENT_GONE, "the client has disconnected", code="client_closed_request")
 
 
+async def gone(receive: Receive) -> None:
+    """Return when the client has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 class Json(Response):
     """An answer in JSON."""
 
@@ -132,12 +140,26 @@ def dumps(value: Any) -> str:
     return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
+def field_error(param: str, message: str, code: str = "invalid_value", status: int = 400) -> ApiError:
+    """A field, or fields together, that a request cannot have."""
+    return ApiError(status, message, param=param, code=code)
+
+
+@contextmanager
+def blame_field(param: str, code: str = "invalid_value") -> Iterator[None]:
+    """Make errors of Stretto in the block ones about a field."""
+    try:
+        yield
+    except errors.StrettoError as error:
+        raise field_error(param, f"{param}: {error}", code) from None
+
+
 def unsupported(message: str, param: str) -> ApiError:
     """A field that this server knows and cannot serve."""
-    return ApiError(400, message, param=param, code="unsupported")
+    return field_error(param, message, "unsupported")
 
 
-def body_of(error: ApiError, path: str) -> dict[str, Any]:
+def write_error(error: ApiError, path: str) -> dict[str, Any]:
     """The JSON body: OpenAI's shape, Ollama's under `/api/`, Anthropic's under `/v1/messages`.
 
     Without `/v1` the types of errors are llama-server's.
@@ -168,7 +190,7 @@ def answer(error: ApiError, path: str) -> Response:
     headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    return Json(body_of(error, path), error.status, headers)
+    return Json(write_error(error, path), error.status, headers)
 
 
 def note_error(notes: dict[str, Any], error: ApiError) -> None:
@@ -274,7 +296,7 @@ def install(app: FastAPI) -> None:
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return said(request, explained(error.errors(), error.body))
+        return said(request, explain_errors(error.errors(), error.body))
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -300,7 +322,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, known)
 
 
-def explained(errors: Sequence[Any], body: Any, known: Collection[str] = ()) -> ApiError:
+def explain_errors(errors: Sequence[Any], body: Any, known: Collection[str] = ()) -> ApiError:
     """The error of an invalid body, from those that the validator has found: its most important problem.
 
     `known` are the body's fields, one of which may be meant by an unknown one.
@@ -311,16 +333,16 @@ def explained(errors: Sequence[Any], body: Any, known: Collection[str] = ()) -> 
         return ApiError(400, "the body must be a JSON object with the fields that /docs lists")
     if first["type"] == "extra_forbidden":
         message = f"{param} is no field that is known here; {remedy(param, known)}"
-        return ApiError(400, message, param=param, code="unknown_field")
+        return field_error(param, message, "unknown_field")
     if first["type"] == "missing":
-        return ApiError(400, f"{param} is missing", param=param, code="missing_field")
+        return field_error(param, f"{param} is missing", "missing_field")
     reasons = [one["msg"].removeprefix("Value error, ") for path, one in issues if path == param]
     message = ", or ".join(dict.fromkeys(f"{text[:1].lower()}{text[1:]}" for text in reasons))
     given = first.get("input")
     given = given[:MAX_QUOTED] if isinstance(given, str) else given
     shown = f"; it is {given!r:.60}" if isinstance(given, (str, int, float, bool, type(None))) else ""
     advice = field_remedy(param, given, known)
-    return ApiError(400, f"{param}: {message}{shown}{advice}", param=param, code="invalid_value")
+    return field_error(param, f"{param}: {message}{shown}{advice}")
 
 
 def _rank(issue: tuple[str, Any]) -> tuple[bool, bool, int]:

@@ -24,19 +24,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stretto.errors import InvalidRequest
 from stretto.server.generation.generation import REQUEST_ID
-from stretto.server.http.callers import CALLER, Caller
 from stretto.server.http.errors import CLIENT_GONE, ERROR_STATUS, ApiError, answer, note_error, translate
 from stretto.server.http.hosts import (
     answer_headers,
     check_origin,
-    host_of,
     is_literal,
     is_loopback,
     is_wide,
+    parse_host,
     preflight_headers,
 )
 from stretto.server.http.logs import log_request
-from stretto.server.http.state import State
+from stretto.server.http.state import CALLER, Caller, State
 from stretto.server.http.streaming import DIRECT
 
 # Memory that large bodies leave free, given back to the system once no more of them come.
@@ -116,6 +115,7 @@ class Guard:
                 raise InvalidRequest(
                     f"--disable {path or repr(path)}: there is no such path here", param="disable"
                 )
+        self._is_local = self._settings.loopback
         self._numbers = count()
         self._prefix = token_hex(4)
 
@@ -218,10 +218,10 @@ class Guard:
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
         """Without keys, refuse names that a web page may have given this machine."""
         settings, given = self._settings, headers.get(b"host", b"").decode("latin-1")
-        host = host_of(given)
+        host = parse_host(given)
         if host is None:
             raise ApiError(400, f"the Host header {given[:100]!r} is no host and port", code="invalid_host")
-        known = is_loopback(host) if settings.loopback else is_loopback(host) or is_literal(host)
+        known = is_loopback(host) if self._is_local else is_loopback(host) or is_literal(host)
         if not known and host not in settings.hosts:
             raise ApiError(
                 421,

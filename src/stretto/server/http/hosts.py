@@ -16,10 +16,10 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?")
 _PORT = re.compile(r"(:[0-9]{1,5})?")
 
 
-def host_of(header: str) -> str | None:
+def parse_host(header: str) -> str | None:
     """The host in a Host header, without its port and in lower case; None if it is none.
 
-    >>> host_of("[::1]:8080"), host_of("Localhost:80"), host_of("[")
+    >>> parse_host("[::1]:8080"), parse_host("Localhost:80"), parse_host("[")
     ('::1', 'localhost', None)
     """
     if header.startswith("["):
@@ -74,9 +74,9 @@ def check_origin(origin: str, host: str, allowed: Collection[str]) -> bool:
         return False
     if origin in allowed or ANY in allowed:
         return True
-    if LOCAL in allowed and is_web and is_loopback(host_of(netloc) or ""):
+    if LOCAL in allowed and is_web and is_loopback(parse_host(netloc) or ""):
         return True
-    if is_web and host_of(netloc) is None:
+    if is_web and parse_host(netloc) is None:
         raise ApiError(400, f"the Origin header {origin[:100]!r} is no origin", code="invalid_origin")
     raise ApiError(
         403, "pages from elsewhere may not use this server; --allow-origin allows one", code="wrong_origin"

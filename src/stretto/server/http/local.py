@@ -24,11 +24,10 @@ from stretto.engine.request import Progress
 from stretto.errors import InvalidRequest, QueueFull, StrettoError
 from stretto.llm import LLM
 from stretto.server import sockets
-from stretto.server.http.callers import Caller
 from stretto.server.http.errors import ApiError
 from stretto.server.http.registry import Lease
 from stretto.server.http.served_model import ServedModel
-from stretto.server.http.state import State
+from stretto.server.http.state import Caller, State
 from stretto.server.http.usage import resident
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ class LocalSocket:
         task = asyncio.current_task()
         assert task is not None
         try:
-            if sockets.peer_of(writer.get_extra_info("socket")).uid != os.geteuid():
+            if sockets.find_peer(writer.get_extra_info("socket")).uid != os.geteuid():
                 return  # the folder keeps others out; this is the second lock
             if len(self._tasks) >= MAX_CONNECTIONS:
                 return
@@ -227,7 +226,7 @@ class _Talk:
         generation = _Generation(stream, lease, f"local-{next(self._door._numbers)}")
         self._state.generations.add(generation)
         ended = self._next()
-        ended.add_done_callback(generation.cancelled_by)
+        ended.add_done_callback(generation.cancel_by)
         try:
             async for token in stream:
                 await self._send({"token": _token(token)})
@@ -235,7 +234,7 @@ class _Talk:
             self._door.n_answered += 1
         finally:
             stream.cancel()
-            ended.remove_done_callback(generation.cancelled_by)
+            ended.remove_done_callback(generation.cancel_by)
             self._state.generations.discard(generation)
         if ended.done() and b'"cancel"' in ended.result():
             self._line = None
@@ -274,7 +273,7 @@ class _Generation:
         """End it by the operator's word."""
         self._stream.cancel()
 
-    def cancelled_by(self, line: asyncio.Future[bytes]) -> None:
+    def cancel_by(self, line: asyncio.Future[bytes]) -> None:
         """End it because its client says so, or has gone."""
         self._stream.cancel()
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
-from stretto.server.http.callers import Caller
 from stretto.server.http.errors import ERROR_STATUS, is_full
+from stretto.server.http.state import Caller
 from stretto.server.settings import Settings
 
 log = logging.getLogger("stretto.server")

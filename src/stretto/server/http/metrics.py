@@ -14,25 +14,26 @@ from stretto.server.http.served_model import ServedModel
 from stretto.server.http.state import State
 from stretto.server.http.usage import process_facts
 
+Labels = dict[str, str]
+Sampled = tuple[str, str, str, Iterable[tuple[Labels, float]]]  # name, kind, help, values
+
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
-COUNTERS = {
-    "added": "requests taken into the queue",
-    "failed": "requests ended by an exception",
-    "refused": "requests refused because the queue was full",
-    "preempted": "how often a request was sent back to the queue",
-    "steps": "steps of the engine",
-    "prompt_tokens": "tokens of prompts that were computed",
-    "decoded_tokens": "tokens that were computed one at a time",
-    "cached_tokens": "prompt tokens found in the prefix cache",
-    "drafted_tokens": "draft tokens that were verified",
-    "accepted_tokens": "draft tokens that were accepted",
-}
-SECONDS = {
-    "forward": "seconds of steps in the backend",
-    "encoding": "seconds of steps in the image encoder",
-    "sampling": "seconds of steps in the sampler",
-    "python": "seconds of steps in Python",
+COUNTERS = {  # by the fields of `Metrics`
+    "added": ("added_total", "requests taken into the queue"),
+    "failed": ("failed_total", "requests ended by an exception"),
+    "refused": ("refused_total", "requests refused because the queue was full"),
+    "preempted": ("preempted_total", "how often a request was sent back to the queue"),
+    "steps": ("steps_total", "steps of the engine"),
+    "prompt_tokens": ("prompt_tokens_total", "tokens of prompts that were computed"),
+    "decoded_tokens": ("decoded_tokens_total", "tokens that were computed one at a time"),
+    "cached_tokens": ("cached_tokens_total", "prompt tokens found in the prefix cache"),
+    "drafted_tokens": ("drafted_tokens_total", "draft tokens that were verified"),
+    "accepted_tokens": ("accepted_tokens_total", "draft tokens that were accepted"),
+    "forward": ("forward_seconds_total", "seconds of steps in the backend"),
+    "encoding": ("encoding_seconds_total", "seconds of steps in the image encoder"),
+    "sampling": ("sampling_seconds_total", "seconds of steps in the sampler"),
+    "python": ("python_seconds_total", "seconds of steps in Python"),
 }
 SLOTS = {  # of models with recurrent layers only
     "slots": "state slots of recurrent layers",
@@ -63,87 +64,19 @@ def _labelled(line: str, labels: dict[str, str]) -> str:
         return line
     name, _, value = line.rpartition(" ")
     name, _, own = name.partition("{")
-    more = written(labels)[:-1]
+    more = write_labels(labels)[:-1]
     return f"{name}{more},{own} {value}" if own else f"{name}{more}}} {value}"
 
 
 def _lines(state: State) -> Iterator[str]:
-    registry, traffic = state.registry, state.traffic
-    yield from metric("stretto_info", "gauge", "the version", [({"version": __version__}, 1)])
-    yield from metric(
-        "stretto_http_responses_total",
-        "counter",
-        "answers by path and status",
-        [
-            ({"path": path, "status": str(status)}, n)
-            for (path, status), n in sorted(traffic.answered.items())
-        ],
-    )
-    yield from metric("stretto_http_active", "gauge", "requests under way", [({}, traffic.active)])
-    yield from metric(
-        "stretto_log_lines_lost_total",
-        "counter",
-        "lines that could not be written to the log",
-        [({}, n_lost_lines())],
-    )
-    models = list(registry.models.values())
+    models = list(state.registry.models.values())
     names = [({"model": served.name}, served) for served in models]
-    yield from metric(
-        "stretto_model_loaded",
-        "gauge",
-        "whether a model is loaded",
-        [(label, int(s.llm is not None)) for label, s in names],
-    )
-    yield from metric(
-        "stretto_model_loads_total", "counter", "loads", [(label, s.loads) for label, s in names]
-    )
-    yield from metric(
-        "stretto_models_bytes", "gauge", "what the loaded models take", [({}, registry.loaded_bytes)]
-    )
-    yield from metric("stretto_models_limit_bytes", "gauge", "what they may take", [({}, registry.limit)])
-    yield from _tasks(models)
     engines = [(label, served, one) for label, served in names if (one := served.metrics) is not None]
     counted = [(label, one) for label, served, one in engines if served.generates]
-    computing = [(label, s.llm.metrics) for label, s in names if isinstance(s.llm, EngineModel)]
     loaded = [(label, s.llm.metrics, s.llm) for label, s in names if isinstance(s.llm, LLM)]
-    for name, text in COUNTERS.items():
-        yield from metric(
-            f"stretto_{name}_total", "counter", text, [(label, getattr(m, name)) for label, m in counted]
-        )
-    for name, text in SECONDS.items():
-        yield from metric(
-            f"stretto_{name}_seconds_total",
-            "counter",
-            text,
-            [(label, getattr(m, name)) for label, m in counted],
-        )
-    yield from metric(
-        "stretto_finished_total",
-        "counter",
-        "requests by how they ended",
-        [
-            ({**label, "reason": reason}, n)
-            for label, m in counted
-            for reason, n in sorted(m.finished.items())
-        ],
-    )
-    for name in ("running", "waiting"):
-        yield from metric(
-            f"stretto_{name}",
-            "gauge",
-            f"requests {name} now",
-            [(label, getattr(m, name)) for label, m, _ in loaded],
-        )
-    yield from metric(
-        "stretto_threads",
-        "gauge",
-        "threads of a forward pass: fewer than given while others use the cores, 0 before the first pass",
-        [(label, m.threads) for label, m in computing],
-    )
-    for name, text in SLOTS.items():
-        yield from metric(
-            f"stretto_{name}", "gauge", text, [(label, getattr(m, name)) for label, m, _ in loaded if m.slots]
-        )
+    for name, kind, text, values in (*_server_metrics(state), *_model_metrics(names, counted, loaded)):
+        yield from metric(f"stretto_{name}", kind, text, values)
+    yield from _tasks(models)
     for key, (name, text) in HISTOGRAMS.items():
         yield from histogram(f"stretto_{name}", text, [(label, getattr(m, key)) for label, m in counted])
     yield from llama_lines([one for *_, one in engines], state.part(Scrapes))
@@ -153,13 +86,48 @@ def _lines(state: State) -> Iterator[str]:
     )
     for name, kind, text, value in process_facts():
         yield from metric(name, kind, text, [({}, value)])
+
+
+def _server_metrics(state: State) -> Iterator[Sampled]:
+    """What the server counts itself."""
+    registry, traffic = state.registry, state.traffic
+    yield "info", "gauge", "the version", [({"version": __version__}, 1)]
+    answers = [
+        ({"path": path, "status": str(status)}, n) for (path, status), n in sorted(traffic.answered.items())
+    ]
+    yield "http_responses_total", "counter", "answers by path and status", answers
+    yield "http_active", "gauge", "requests under way", [({}, traffic.active)]
+    lost = [({}, n_lost_lines())]
+    yield "log_lines_lost_total", "counter", "lines that could not be written to the log", lost
+    yield "models_bytes", "gauge", "what the loaded models take", [({}, registry.loaded_bytes)]
+    yield "models_limit_bytes", "gauge", "what they may take", [({}, registry.limit)]
+
+
+def _model_metrics(
+    names: list[tuple[Labels, ServedModel]],
+    counted: list[tuple[Labels, Metrics]],
+    loaded: list[tuple[Labels, Metrics, LLM]],
+) -> Iterator[Sampled]:
+    """Counters and gauges of models: of all, of those that have generated, of those that are loaded."""
+    are_loaded = [(label, int(s.llm is not None)) for label, s in names]
+    yield "model_loaded", "gauge", "whether a model is loaded", are_loaded
+    yield "model_loads_total", "counter", "loads", [(label, s.loads) for label, s in names]
+    for field, (name, text) in COUNTERS.items():
+        yield name, "counter", text, [(label, getattr(m, field)) for label, m in counted]
+    ended = [
+        ({**label, "reason": reason}, n) for label, m in counted for reason, n in sorted(m.finished.items())
+    ]
+    yield "finished_total", "counter", "requests by how they ended", ended
+    for name in ("running", "waiting"):
+        yield name, "gauge", f"requests {name} now", [(label, getattr(m, name)) for label, m, _ in loaded]
+    text = "threads of a forward pass: fewer than given while others use the cores, 0 before the first pass"
+    computing = [(label, s.llm.metrics.threads) for label, s in names if isinstance(s.llm, EngineModel)]
+    yield "threads", "gauge", text, computing
+    for name, text in SLOTS.items():
+        yield name, "gauge", text, [(label, getattr(m, name)) for label, m, _ in loaded if m.slots]
     for kind in ("free", "used"):
-        yield from metric(
-            f"stretto_cells_{kind}",
-            "gauge",
-            f"cells {kind}",
-            [(label, getattr(x.cells, f"n_{kind}")) for label, _, x in loaded],
-        )
+        cells = [(label, getattr(llm.cells, f"n_{kind}")) for label, _, llm in loaded]
+        yield f"cells_{kind}", "gauge", f"cells {kind}", cells
 
 
 def _tasks(models: list[ServedModel]) -> Iterator[str]:
@@ -178,8 +146,6 @@ def _tasks(models: list[ServedModel]) -> Iterator[str]:
 
 # Samples: one metric with its help, its type and its values.
 
-Labels = dict[str, str]
-
 
 def metric(name: str, kind: str, text: str, values: Iterable[tuple[Labels, float]]) -> Iterator[str]:
     """A counter or a gauge; nothing without values."""
@@ -187,7 +153,7 @@ def metric(name: str, kind: str, text: str, values: Iterable[tuple[Labels, float
         yield f"# HELP {name} {text}"
         yield f"# TYPE {name} {kind}"
         for labels, value in values:
-            yield f"{name}{written(labels)} {value}"
+            yield f"{name}{write_labels(labels)} {value}"
 
 
 def histogram(name: str, text: str, values: Iterable[tuple[Labels, Histogram]]) -> Iterator[str]:
@@ -199,12 +165,12 @@ def histogram(name: str, text: str, values: Iterable[tuple[Labels, Histogram]]) 
             count = 0
             for bound, n in zip((*data.bounds, "+Inf"), data.counts, strict=True):
                 count += n
-                yield f"{name}_bucket{written({**labels, 'le': str(bound)})} {count}"
-            yield f"{name}_sum{written(labels)} {data.total}"
-            yield f"{name}_count{written(labels)} {count}"
+                yield f"{name}_bucket{write_labels({**labels, 'le': str(bound)})} {count}"
+            yield f"{name}_sum{write_labels(labels)} {data.total}"
+            yield f"{name}_count{write_labels(labels)} {count}"
 
 
-def written(labels: Labels) -> str:
+def write_labels(labels: Labels) -> str:
     """Labels as they stand behind a name."""
 
     def escaped(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from stretto.server.http.errors import ApiError, body_of, dumps
+from stretto.server.http.errors import ApiError, dumps, write_error
 from stretto.server.http.guard import CROWDED
 from stretto.server.settings import RequestLimits
 
@@ -56,7 +56,7 @@ MAX_PIPELINED = 16  # requests that wait on one connection for their turn
 
 def _closing(status: str, message: str, code: str, extra: str = "") -> bytes:
     """The answer to a refused request head, and the last on its connection."""
-    body = dumps(body_of(ApiError(400, message, code=code), "/v1/")).encode()
+    body = dumps(write_error(ApiError(400, message, code=code), "/v1/")).encode()
     head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\n{extra}"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from stretto.errors import Cancelled, InvalidRequest
 from stretto.loading.choose import check_download
-from stretto.server.http.errors import ApiError, body_of, translate
+from stretto.server.http.errors import ApiError, field_error, translate, write_error
 from stretto.server.http.state import State
 from stretto.server.settings import ModelEntry
 from stretto.weights import hub
@@ -24,7 +24,7 @@ REPORT_SECONDS = 0.25  # between two events
 HEARTBEATS = 40  # reports without progress, then the last one is repeated: proxies close silent connections
 
 
-def source_of(text: str) -> str:
+def check_source(text: str) -> str:
     """A name of a catalogue, or `hf:org/repo…`; nothing else is fetched, and no path or link is opened."""
     if text in hub.known() or text in CATALOGUE:
         return text
@@ -32,13 +32,11 @@ def source_of(text: str) -> str:
         try:
             return canonical(HF_PREFIX + text.removeprefix(HF_PREFIX))
         except InvalidRequest as error:
-            raise ApiError(400, str(error), param="source", code="invalid_value") from None
-    raise ApiError(
-        400,
+            raise field_error("source", str(error)) from None
+    raise field_error(
+        "source",
         f"source: there is no model {text[:100]!r} to fetch; /stretto/catalogue lists the names, and "
         "hf:org/repo:Q4_K_M fetches from the Hugging Face Hub. Files of this machine need --model",
-        param="source",
-        code="invalid_value",
     )
 
 
@@ -102,7 +100,7 @@ class Pull:
             yield {"done": await self._serve()}
         except Exception as error:
             self.error = translate(error, "source")
-            yield body_of(self.error, "/stretto/")
+            yield write_error(self.error, "/stretto/")
 
     async def _serve(self) -> str:
         """Serve the model; returns its name."""
@@ -113,7 +111,7 @@ class Pull:
                 await asyncio.to_thread(self._undo)
             raise
 
-    async def ended(self, seconds: float) -> None:
+    async def wait(self, seconds: float) -> None:
         """Wait for the thread after `stop`."""
         await asyncio.wait([self._work], timeout=seconds)
 

@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from stretto import Limits, hardware, load
@@ -20,7 +19,7 @@ from stretto.hardware.gpus import cuda_devices
 from stretto.llm import LLM
 from stretto.loading.images import find_encoder
 from stretto.server.generation.fields import NumberedAdapter
-from stretto.server.http.errors import ApiError
+from stretto.server.http.errors import ApiError, field_error
 from stretto.server.http.served_model import ServedModel, make_served, megabytes
 from stretto.server.http.usage import resident
 from stretto.server.settings import ModelEntry, Settings
@@ -55,9 +54,7 @@ class Lease:
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
@@ -83,9 +80,7 @@ class Registry:
         """The name of the first model that has the verb, for requests that name none."""
         found = next((served.name for served in self.models.values() if verb in served.facts["verbs"]), None)
         if found is None:
-            raise ApiError(
-                400, f"model is missing, and no model here can {verb}", param="model", code="missing_field"
-            )
+            raise field_error("model", f"model is missing, and no model here can {verb}", "missing_field")
         return found
 
     def names(self) -> list[tuple[str, ServedModel]]:
@@ -108,11 +103,11 @@ class Registry:
             served, adapter = (having[0], name) if len(having) == 1 else (None, None)
         if served is None:
             known = ", ".join(sorted(name for name, _ in self.names()))
-            raise ApiError(
-                404,
+            raise field_error(
+                "model",
                 f"there is no model {name[:100]!r} here; there is {known}",
-                param="model",
-                code="model_not_found",
+                "model_not_found",
+                status=404,
             )
         return served, adapter
 
@@ -120,7 +115,7 @@ class Registry:
         """A lease on a loaded model that has the verb; loads it, and waits for memory, if necessary."""
         (served, adapter), started = self.resolve(name), time.monotonic()
         if adapter is not None and verb != "generate":
-            raise ApiError(400, f"adapters are for texts, not for {verb}", param="model", code="unsupported")
+            raise field_error("model", f"adapters are for texts, not for {verb}", "unsupported")
         if served.llm is None or self._load_lock.locked():
             async with self._load_lock:
                 served = self.find(name)  # it may have been removed meanwhile
@@ -174,11 +169,8 @@ class Registry:
         if (served := self.models.get(entry.name)) is not None:
             return served
         if len(self.models) >= MAX_MODELS:
-            raise ApiError(
-                409,
-                f"there are {MAX_MODELS} models here; remove one first",
-                param="source",
-                code="over_limit",
+            raise field_error(
+                "source", f"there are {MAX_MODELS} models here; remove one first", "over_limit", status=409
             )
         served = await asyncio.to_thread(make_served, entry, self._settings, self.limit)
         self.require_free(entry)  # another one may have been added meanwhile
@@ -191,11 +183,11 @@ class Registry:
         """Raise if another model has this name."""
         served = self.models.get(entry.name)
         if served is not None and served.entry != entry:
-            raise ApiError(
-                409,
+            raise field_error(
+                "name",
                 f"{entry.name} is the name of another model here; give another name",
-                param="name",
-                code="name_taken",
+                "name_taken",
+                status=409,
             )
 
     async def remove(self, name: str) -> bool:
@@ -244,9 +236,7 @@ class Registry:
         assert served.llm is not None
         if verb not in served.llm.verbs:
             has = ", ".join(served.llm.verbs)
-            raise ApiError(
-                400, f"{served.name} cannot {verb}; it can {has}", param="model", code="unsupported"
-            )
+            raise field_error("model", f"{served.name} cannot {verb}; it can {has}", "unsupported")
         served.users += 1
         served.used = time.monotonic()
         return Lease(self, served, served.llm, waited, adapter)
@@ -290,7 +280,7 @@ class Registry:
             served.loading = None
 
     async def _unload(self, served: ServedModel) -> None:
-        served.unloaded()
+        served.note_unload()
         llm, served.llm = served.llm, None
         served.pins.clear()
         self.unloads += 1
@@ -364,27 +354,25 @@ def choose_adapter(options: dict[str, Any], lease: Lease) -> None:
     given, served = options.get("adapter"), lease.model
     if isinstance(given, list):
         options.pop("adapter")
-        if mixed := numbered(given, served):
+        if mixed := name_adapters(given, served):
             options["adapter"] = mixed
     if lease.adapter is None:
         if given is None and served.scales:
             options["adapter"] = dict(served.scales)
         return
     if given is not None:
-        raise ApiError(
-            400,
-            f"the model names the adapter {lease.adapter!r}, and lora others; give one of them",
-            param="lora",
+        raise field_error(
+            "lora", f"the model names the adapter {lease.adapter!r}, and lora others; give one of them"
         )
     options["adapter"] = lease.adapter
 
 
-def numbered(given: Sequence[NumberedAdapter], served: ServedModel) -> dict[str, float]:
+def name_adapters(given: Sequence[NumberedAdapter], served: ServedModel) -> dict[str, float]:
     """Names with scales, of adapters that were named by their numbers; those of scale 0 are left out."""
     names = [name for name, _ in served.entry.adapters]
     for one in given:
         if one.id >= len(names):
-            raise ApiError(
-                400, f"{served.name} has {len(names)} adapters, and none of the number {one.id}", param="lora"
+            raise field_error(
+                "lora", f"{served.name} has {len(names)} adapters, and none of the number {one.id}"
             )
     return {names[one.id]: one.scale for one in given if one.scale}

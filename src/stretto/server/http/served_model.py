@@ -65,10 +65,8 @@ class ServedModel:
     counted_before: Metrics | None = None  # by its engines that were unloaded
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # computing, by verb
 
-    @property
-    def name(self) -> str:
-        """Its name in requests."""
-        return self.entry.name
+    def __post_init__(self) -> None:
+        self.name = self.entry.name  # in requests
 
     @property
     def status(self) -> str:
@@ -84,7 +82,7 @@ class ServedModel:
         """Whether it is loaded, and no request has used it for so long."""
         return self.llm is not None and not self.users and time.monotonic() - self.used >= seconds
 
-    def unloaded(self) -> None:
+    def note_unload(self) -> None:
         """Keep the history and the counters of the engine that goes."""
         if isinstance(self.llm, LLM):
             self.past = [*self.past, *self.llm.history.seconds()][-HISTORY_SECONDS:]
@@ -99,7 +97,7 @@ class ServedModel:
         return self.llm.metrics if before is None else before.plus(self.llm.metrics)
 
     @contextmanager
-    def counted(self, verb: str, n: int) -> Iterator[None]:
+    def count_work(self, verb: str, n: int) -> Iterator[None]:
         """Count `n` inputs of a verb and the seconds of the block."""
         started = time.monotonic()
         try:
@@ -109,7 +107,7 @@ class ServedModel:
             self.seconds[verb] += time.monotonic() - started
 
 
-def context_of(served: ServedModel, settings: Settings) -> int:
+def find_context_length(served: ServedModel, settings: Settings) -> int:
     """The tokens that one request may have."""
     if isinstance(served.llm, EngineModel):
         return served.llm.context_length

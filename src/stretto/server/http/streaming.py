@@ -10,7 +10,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from stretto.server.http.errors import dumps
+from stretto.server.http.errors import dumps, gone
 
 EVENTS = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
@@ -20,12 +20,6 @@ DIRECT = "stretto.send"  # key in a scope: the connection's own `send`, set by t
 def event(data: Any) -> str:
     """Data as a server-sent event."""
     return f"data: {dumps(data)}\n\n"
-
-
-async def gone(receive: Receive) -> None:
-    """Return when the client has disconnected."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class OpenResponse(Response):
@@ -65,42 +59,27 @@ class OpenResponse(Response):
                     await task
 
 
-# Server-sent events, as long as the client reads them.
-
-
-class EventStream(OpenResponse):
-    """Sends each value of an iterator as an event, then `[DONE]`; `close` is called at the end, always."""
-
-    def __init__(self, events: AsyncIterator[dict[str, Any]], close: Callable[[], None]) -> None:
-        super().__init__()
-        self._events = events
-        self._close = close
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the events or the client are gone."""
-        await self.send_until(self._send(send), receive, self._close)
-
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async for data in self._events:
-            await send({"type": "http.response.body", "body": event(data).encode(), "more_body": True})
-        await send({"type": "http.response.body", "body": DONE, "more_body": False})
-
-
-# Lines of JSON, as long as the client reads them: progress in Ollama's form.
+# Values of an iterator, as long as the client reads them.
 
 LINES = "application/x-ndjson"
 
 
-class LineStream(OpenResponse):
-    """Sends each value of an iterator as a line; `close` is called at the end, always."""
+class ValueStream(OpenResponse):
+    """Sends each value as an event, then `[DONE]`; or as a line of JSON, as Ollama's clients read progress.
+
+    `close` is called at the end, always.
+    """
 
     def __init__(
-        self, values: AsyncIterator[dict[str, Any]], close: Callable[[], None] = lambda: None
+        self,
+        values: AsyncIterator[dict[str, Any]],
+        close: Callable[[], None] = lambda: None,
+        media_type: str = EVENTS,
     ) -> None:
-        super().__init__(LINES)
+        super().__init__(media_type)
         self._values = values
         self._close = close
+        self._has_lines = media_type == LINES
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the values or the client are gone."""
@@ -109,6 +88,7 @@ class LineStream(OpenResponse):
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async for value in self._values:
-            line = (dumps(value) + "\n").encode()
-            await send({"type": "http.response.body", "body": line, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            text = f"{dumps(value)}\n" if self._has_lines else event(value)
+            await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+        last = b"" if self._has_lines else DONE
+        await send({"type": "http.response.body", "body": last, "more_body": False})

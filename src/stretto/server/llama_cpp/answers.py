@@ -41,7 +41,7 @@ class LlamaAnswer(Answer):
         self._body = body
         self._prompts = prompts
         self._is_list = is_list
-        self._settings = settings_of(body, options, self.tokenizer.end_ids)
+        self._settings = list_settings(body, options, self.tokenizer.end_ids)
         self._counts: Counter[int] = Counter()  # tokens of each text so far
 
     def whole(self, results: list[Result]) -> Any:
@@ -163,7 +163,7 @@ class LlamaAnswer(Answer):
         }
 
 
-def settings_of(body: NativeSampling, options: dict[str, Any], ends: frozenset[int]) -> dict[str, Any]:
+def list_settings(body: NativeSampling, options: dict[str, Any], ends: frozenset[int]) -> dict[str, Any]:
     """How a text was generated, by llama-server's names; the seed is known when it is done."""
     penalty = options.get("repetition_penalty", 1.0)
     biases = dict(options.get("logit_bias", {}))

@@ -14,20 +14,24 @@ from stretto.llm import LLM
 from stretto.server.generation.answer import long_json, respond, start_answer
 from stretto.server.generation.chat import (
     continue_last_answer,
-    ids_of,
+    encode_chat,
+    encode_prompt,
     is_mixed,
     mixed_ids,
-    planned,
     replace_functions,
 )
-from stretto.server.generation.fields import plain_options
-from stretto.server.generation.generation import Generation, lease_model, unless_gone
-from stretto.server.generation.grammars import named_grammar
+from stretto.server.generation.generation import Generation, lease_model
 from stretto.server.generation.kept import remember
-from stretto.server.generation.options import check_at_most, check_prompts, repeat_penalty
+from stretto.server.generation.options import (
+    check_at_most,
+    check_prompts,
+    named_grammar,
+    plain_options,
+    repeat_penalty,
+)
 from stretto.server.generation.requests import ChatRequest
 from stretto.server.http.bodies import make_router
-from stretto.server.http.errors import ApiError, Json
+from stretto.server.http.errors import Json, field_error
 from stretto.server.http.state import state_of
 from stretto.server.llama_cpp.answers import LlamaAnswer
 from stretto.server.llama_cpp.schemas import (
@@ -36,9 +40,9 @@ from stretto.server.llama_cpp.schemas import (
     NativeCompletion,
     NativeSampling,
     TokenizeText,
-    prompts_of,
+    list_prompts,
 )
-from stretto.server.settings import RequestLimits, with_defaults
+from stretto.server.settings import RequestLimits
 from stretto.text.infill import infill_prompt
 from stretto.text.tokenizer import Tokenizer
 
@@ -83,11 +87,8 @@ def _pair(given: Any) -> tuple[int | str, Any]:
     what, bias = given if is_pair else (None, None)
     is_number = isinstance(bias, (int, float)) and bias is not True and abs(bias) <= 1e9
     if not is_number or isinstance(what, bool) or not isinstance(what, (int, str)):
-        raise ApiError(
-            400,
-            "logit_bias must have pairs of a token or a text, and a number or false",
-            param="logit_bias",
-            code="invalid_value",
+        raise field_error(
+            "logit_bias", "logit_bias must have pairs of a token or a text, and a number or false"
         )
     return what, bias
 
@@ -103,7 +104,7 @@ router = make_router("llama-server")
 async def apply_template(body: ChatRequest, request: Request) -> Response:
     """The prompt of a conversation as text, special tokens spelled out; nothing is generated."""
     return Json(
-        {"prompt": await rendered(body, request, lambda llm, ids: llm.tokenizer.decode(ids, special=True))}
+        {"prompt": await view_prompt(body, request, lambda llm, ids: llm.tokenizer.decode(ids, special=True))}
     )
 
 
@@ -111,17 +112,16 @@ async def apply_template(body: ChatRequest, request: Request) -> Response:
 @router.post("/chat/completions/input_tokens")
 async def input_tokens(body: ChatRequest, request: Request) -> Response:
     """The number of tokens of a conversation; nothing is generated."""
-    return Json({"input_tokens": await rendered(body, request, lambda llm, ids: len(ids))})
+    return Json({"input_tokens": await view_prompt(body, request, lambda llm, ids: len(ids))})
 
 
-async def rendered(body: ChatRequest, request: Request, view: Callable[[LLM, list[int]], Value]) -> Value:
+async def view_prompt(body: ChatRequest, request: Request, view: Callable[[LLM, list[int]], Value]) -> Value:
     """A view of the prompt of a conversation, made in a thread."""
-    state = state_of(request)
     chat = replace_functions(body if request.url.path.startswith("/v1/") else continue_last_answer(body))
     async with lease_model(request, body.model, "messages") as generation:
         llm = generation.lease.llm
-        _, prompt = await unless_gone(request, planned(chat, generation, state.settings))
-        return await asyncio.to_thread(lambda: view(llm, ids_of(llm, prompt)))
+        ids = await encode_chat(chat, generation, request)
+        return await asyncio.to_thread(view, llm, ids)
 
 
 @router.post("/tokenize")
@@ -130,9 +130,9 @@ async def tokenize(body: TokenizeText, request: Request) -> Response:
     state = state_of(request)
     given = [name for name in ("content", "prompt", "messages") if getattr(body, name) is not None]
     if len(given) != 1:
-        raise ApiError(400, "give one of content, prompt and messages", param="content", code="missing_field")
+        raise field_error("content", "give one of content, prompt and messages", "missing_field")
     if body.messages is not None:
-        return Json(await rendered(_conversation(body), request, partial(_for_vllm, body)))
+        return Json(await view_prompt(_conversation(body), request, partial(_for_vllm, body)))
     text = body.content or body.prompt or ""
 
     def work(llm: LLM) -> dict[str, Any]:
@@ -166,11 +166,11 @@ async def detokenize(body: DetokenizeTokens, request: Request) -> Response:
 async def completion(body: NativeCompletion, request: Request) -> Response:
     """Continue a text, or several, with llama-server's fields."""
     limits = state_of(request).settings.limits
-    prompts = prompts_of(body.prompt)
+    prompts = list_prompts(body.prompt)
     check_prompts("prompt", prompts, limits)
 
     def ids(llm: LLM) -> list[list[int]]:
-        return [mixed_ids(llm, one) if is_mixed(one) else ids_of(llm, one) for one in prompts]
+        return [mixed_ids(llm, one) if is_mixed(one) else encode_prompt(llm, one) for one in prompts]
 
     return await _answer(body, request, "prompt", len(prompts) > 1, ids)
 
@@ -203,16 +203,13 @@ async def _answer(
             lambda: [llm.tokenizer.decode(prompt, special=True) for prompt in prompts]
         )
         options.update(await asyncio.to_thread(logit_biases, body, llm.tokenizer))
-        answer = LlamaAnswer(
-            generation, body, texts, is_list, with_defaults(options, state.settings.defaults)
-        )
+        answer = LlamaAnswer(generation, body, texts, is_list, {**state.settings.defaults, **options})
         remember(generation, body.id_slot, prompts)
         await generation.start(
             prompts, {**options, "reasoning": False}, follow=bool(body.stream and body.return_progress)
         )
         return answer
 
-    request.scope["stretto"].update(model=body.model)
     shaped = "grammar" if body.grammar else "json_schema"
     answer = await start_answer(request, body.model, start, field, shaped)
     return await respond(request, answer, body.stream)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -16,19 +15,18 @@ from starlette.responses import Response
 
 from stretto.llm import LLM
 from stretto.server.generation.answer import FINGERPRINT, long_json
-from stretto.server.generation.chat import ids_of, split_prompts, unwrap_text
+from stretto.server.generation.chat import encode_prompt, split_prompts, unwrap_text
 from stretto.server.generation.fields import Body, ForModel, Name, NumberedAdapters, fail_fast
 from stretto.server.generation.generation import Generation, lease_model, unless_gone
 from stretto.server.generation.options import check_prompts
 from stretto.server.generation.requests import EmbeddingInput
-from stretto.server.generation.vectors import Floats, Vectors, embedded
+from stretto.server.generation.vectors import Floats, Vectors, embed_texts, write_vector
 from stretto.server.http.bodies import make_router
-from stretto.server.http.callers import require_admin
-from stretto.server.http.errors import ApiError, Json, unsupported
-from stretto.server.http.registry import numbered
-from stretto.server.http.served_model import ServedModel, context_of
-from stretto.server.http.state import State, state_of
-from stretto.server.llama_cpp.answers import settings_of
+from stretto.server.http.errors import ApiError, Json, field_error, unsupported
+from stretto.server.http.registry import name_adapters
+from stretto.server.http.served_model import ServedModel, find_context_length
+from stretto.server.http.state import State, require_admin, state_of
+from stretto.server.llama_cpp.answers import list_settings
 from stretto.server.llama_cpp.schemas import NativeSampling
 from stretto.tasks import TaskModel
 
@@ -61,7 +59,7 @@ async def load(body: NamedModel, request: Request) -> Response:
     state = state_of(request)
     served = state.registry.find(body.model)
     if served.llm is not None:
-        raise ApiError(400, f"{served.name} is loaded", param="model", code="invalid_value")
+        raise field_error("model", f"{served.name} is loaded")
     task = asyncio.create_task(_load(state, served.name))
     _loading.add(task)
     task.add_done_callback(_loading.discard)
@@ -76,7 +74,7 @@ async def unload(body: NamedModel, request: Request) -> Response:
     registry = state_of(request).registry
     served = registry.find(body.model)
     if served.llm is None and served.loading is None:
-        raise ApiError(400, f"{served.name} is not loaded", param="model", code="invalid_value")
+        raise field_error("model", f"{served.name} is not loaded")
     if not await registry.unload(served.name):
         raise ApiError(409, f"{served.name} is in use", param="model", code="in_use")
     return Json({"success": True})
@@ -99,7 +97,7 @@ async def scale_adapters(body: AdapterScales, request: Request) -> Response:
     """Set the adapters of requests without `lora` to the first model, for administrators; others get 0."""
     require_admin(request)
     served = _first(state_of(request))
-    served.scales = numbered(body.root, served)
+    served.scales = name_adapters(body.root, served)
     return Json({"success": True})
 
 
@@ -127,10 +125,13 @@ async def props(request: Request, model: OptionalName = None) -> Response:
     state = state_of(request)
     served = _served(state, model)
     defaults = dict(state.settings.defaults)
-    params = settings_of(NativeSampling.model_validate({}), defaults, frozenset())
+    params = list_settings(NativeSampling.model_validate({}), defaults, frozenset())
     params["seed"] = defaults.get("seed", -1)
     facts = {
-        "default_generation_settings": {"n_ctx": context_of(served, state.settings), "params": params},
+        "default_generation_settings": {
+            "n_ctx": find_context_length(served, state.settings),
+            "params": params,
+        },
         "total_slots": state.settings.max_running,
         "model_alias": served.name,
         "model_path": served.path.name,
@@ -152,7 +153,7 @@ async def slots(request: Request, model: OptionalName = None) -> Response:
     state = state_of(request)
     served = _served(state, model)
     n_running = sum(generation.model == served.name for generation in state.generations)
-    context = context_of(served, state.settings)
+    context = find_context_length(served, state.settings)
     entries: list[dict[str, Any]] = [
         {"id": number, "n_ctx": context, "speculative": False, "is_processing": number < n_running}
         for number in range(state.settings.max_running)
@@ -189,37 +190,31 @@ async def embedding(body: NativeEmbedding, request: Request) -> Response:
     """The vectors of texts, each a list of one; with `pooling` "none" of as many as there are tokens."""
     given = body.input if body.input is not None else body.content
     if given is None:
-        raise ApiError(400, "input: there is no text to embed", param="input", code="missing_field")
+        raise field_error("input", "input: there is no text to embed", "missing_field")
     texts = [unwrap_text(one) for one in split_prompts(given)]
     check_prompts("input", texts, state_of(request).settings.limits)
     async with lease_model(request, body.model, "input", verb="embed") as generation:
         found = await unless_gone(request, _vectors(generation, texts, body))
-    answer = [{"index": index, "embedding": _written(rows, body)} for index, rows in enumerate(found)]
+    answer = [
+        {"index": index, "embedding": [write_vector(row, body.encoding_format) for row in rows]}
+        for index, rows in enumerate(found)
+    ]
     return await long_json(answer, sum(rows.size for rows in found))
 
 
 async def _vectors(generation: Generation, texts: list[Any], body: NativeEmbedding) -> list[Floats]:
     """float32[1, n] of each text, or float32[n_tokens, n]."""
     if body.pooling != "none":
-        vectors, _ = await embedded(generation, texts, Vectors(body.pooling, body.embd_normalize == 2))
+        vectors, _ = await embed_texts(generation, texts, Vectors(body.pooling, body.embd_normalize == 2))
         return [vector[np.newaxis] for vector in vectors]
     model: Any = generation.lease.llm
     if isinstance(model, TaskModel):
         raise unsupported(f"{model.name} has no vectors of tokens", "pooling")
-    ids = await asyncio.to_thread(lambda: [ids_of(model, text) for text in texts])
+    ids = await asyncio.to_thread(lambda: [encode_prompt(model, text) for text in texts])
     numbers = sum(map(len, ids)) * model.spec.n_embd
     if numbers > MAX_NUMBERS:
-        raise ApiError(
-            400,
-            f"input: vectors of all tokens are {numbers:,} numbers; at most {MAX_NUMBERS:,} are sent",
-            param="input",
-            code="invalid_value",
+        raise field_error(
+            "input", f"input: vectors of all tokens are {numbers:,} numbers; at most {MAX_NUMBERS:,} are sent"
         )
-    with generation.lease.model.counted("embed", len(texts)):
+    with generation.lease.model.count_work("embed", len(texts)):
         return list(await model.atoken_vectors(ids))
-
-
-def _written(rows: Floats, body: NativeEmbedding) -> list[Any]:
-    if body.encoding_format == "base64":
-        return [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in rows]
-    return [[float(number) for number in row] for row in rows]

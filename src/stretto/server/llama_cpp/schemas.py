@@ -14,7 +14,6 @@ from stretto.server.generation.fields import (
     Mixed,
     Number,
     NumberedAdapters,
-    Stop,
     Text,
     Words,
     within,
@@ -62,24 +61,11 @@ class NativeSampling(LlamaSamplers):
         None,
         description="Generate at most so many tokens; below 0: to the context's end; 0: compute the prompt.",
     )
-    temperature: Annotated[Number, within("temperature")] | None = None
-    top_k: Annotated[int, within("top_k", ge=-1)] | None = None
-    top_p: Annotated[Number, within("top_p", ge=0)] | None = None
-    min_p: Annotated[Number, within("min_p")] | None = None
-    presence_penalty: Annotated[Number, within("presence_penalty")] | None = None
-    frequency_penalty: Annotated[Number, within("frequency_penalty")] | None = None
     logit_bias: (
-        Annotated[
-            dict[Annotated[str, Field(max_length=1000)], Bias] | list[Any],
-            Field(max_length=1024, description="Tokens or texts, with what is added; false: never."),
-        ]
+        Annotated[dict[Annotated[str, Field(max_length=1000)], Bias] | list[Any], Field(max_length=1024)]
         | None
-    ) = None
+    ) = Field(None, description="Tokens or texts, with what is added; false: never.")
     seed: Annotated[int, within("seed", ge=-1)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
-    ignore_eos: bool | None = None
-    repeat_guard: bool | None = None
-    stream: bool | None = False
     n_probs: Annotated[int, Field(ge=0, le=20)] | None = Field(
         None, description="Log-probabilities of each token, and of so many alternatives."
     )
@@ -87,11 +73,9 @@ class NativeSampling(LlamaSamplers):
         None, description="n_probs are probabilities after the samplers, not the model's log-probabilities."
     )
     return_tokens: bool | None = Field(None, description="Ids of the generated tokens; streams have them.")
-    timings_per_token: bool | None = Field(None, description="Timings in every event of a stream.")
     response_fields: Words | None = Field(
         None, description="Return only these, as content or generation_settings/n_predict."
     )
-    json_schema: dict[str, Any] | None = Field(None, description="A schema that the text has to fit.")
     grammar: Text | None = Field(None, description="What the text has to look like, in GBNF.")
     t_max_predict_ms: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = Field(
         None, description="Milliseconds after which the text generated so far is sent."
@@ -100,15 +84,8 @@ class NativeSampling(LlamaSamplers):
     n_indent: Annotated[int, Field(ge=0, description=NEUTRAL)] | None = None
     n_keep: Annotated[int, Field(ge=-1, description=NEUTRAL)] | None = None
     n_discard: Annotated[int, Field(ge=0, description=NEUTRAL)] | None = None
-    cache_prompt: Annotated[bool, Field(description=NEUTRAL)] | None = None
-    id_slot: Annotated[int, Field(ge=-1)] | None = Field(
-        None, description="The text is remembered by this number, for POST /slots/ID."
-    )
     lora: NumberedAdapters | None = Field(
         None, description="Adapters of the model by their numbers, with a scale for each."
-    )
-    return_progress: bool | None = Field(
-        None, description="In streams: events that say how much of the prompt has been computed."
     )
 
 
@@ -150,7 +127,7 @@ class InfillRequest(NativeSampling):
 Prompt = str | TextPrompt | list[Any]
 
 
-def prompts_of(given: Prompt) -> list[Any]:
+def list_prompts(given: Prompt) -> list[Any]:
     """The prompts of a request as texts and lists of ids and texts; a list with an id in it is one prompt."""
     if isinstance(given, list) and not any(isinstance(part, int) for part in given):
         return [_plain(one) for one in given]

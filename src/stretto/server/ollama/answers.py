@@ -11,7 +11,7 @@ from stretto import Result, Token
 from stretto.server.generation.answer import Answer, clamp_logprob, name_limit
 from stretto.server.generation.calls import AnswerParts
 from stretto.server.generation.generation import Generation
-from stretto.server.http.errors import ApiError, body_of, dumps
+from stretto.server.http.errors import ApiError, dumps, field_error, write_error
 from stretto.server.http.streaming import LINES
 from stretto.server.ollama.schemas import GenerateRequest, OllamaChatRequest
 from stretto.server.ollama.store import Made
@@ -38,7 +38,7 @@ class Asked:
         """How many alternatives of each token are asked for; None: no log-probabilities."""
         if not self.body.logprobs:
             if self.body.top_logprobs:
-                raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+                raise field_error("top_logprobs", "top_logprobs needs logprobs: true")
             return None
         return self.body.top_logprobs or 0
 
@@ -80,7 +80,7 @@ class OllamaAnswer(Answer):
 
     def fail(self, error: ApiError) -> bytes:
         """The error is a line too, and the last one."""
-        return (dumps(body_of(error, self.generation.path)) + "\n").encode()
+        return (dumps(write_error(error, self.generation.path)) + "\n").encode()
 
     def _piece(
         self, text: str, thoughts: str, tokens: list[Token] | None = None, result: Result | None = None

@@ -24,14 +24,13 @@ from stretto.errors import InvalidRequest, StrettoError
 from stretto.models import read_spec
 from stretto.quantize import quantize_model
 from stretto.quantize.choice import find_mix
-from stretto.server.http.bodies import make_router, validated
-from stretto.server.http.callers import require_admin
-from stretto.server.http.errors import ApiError, ClientGone, translate
+from stretto.server.http.bodies import make_router, validate
+from stretto.server.http.errors import ApiError, ClientGone, blame_field, field_error, translate
 from stretto.server.http.pulls import Pull
-from stretto.server.http.state import State, state_of
+from stretto.server.http.state import State, require_admin, state_of
 from stretto.server.ollama.models import progress_response, require_new, statuses
 from stretto.server.ollama.schemas import CreateRequest
-from stretto.server.ollama.store import Blobs, Made, MadeModels, check_name, hash_of, plain, rebased
+from stretto.server.ollama.store import Blobs, Made, MadeModels, check_name, plain, read_digest, rebase
 from stretto.server.settings import ModelEntry, RequestLimits
 from stretto.weights import hub
 from stretto.weights.files import hash_files
@@ -106,7 +105,7 @@ def _typed(value: str) -> int | float | bool | str:
 
 
 def _wrong(why: str) -> ApiError:
-    return ApiError(400, f"modelfile: {why}", param="modelfile", code="invalid_value")
+    return field_error("modelfile", f"modelfile: {why}")
 
 
 MAX_UPLOADS = 4  # at once
@@ -146,13 +145,13 @@ async def has_blob(digest: Digest, request: Request) -> Response:
 async def send_blob(digest: Digest, request: Request) -> Response:
     """Take a file for `files` of /api/create; its digest is compared."""
     require_admin(request)
-    state, hash_of_it = state_of(request), hash_of(digest)
+    state, sha256 = state_of(request), read_digest(digest)
     limits, blobs = state.settings.limits, state.part(Blobs)
     given = request.headers.get("content-length", "")
     length = int(given) if given.isdigit() else None
     if length is not None and length > limits.blob:
         raise _too_large(length, limits)
-    if await asyncio.to_thread(blobs.find, f"sha256:{hash_of_it}") is not None:
+    if await asyncio.to_thread(blobs.find, f"sha256:{sha256}") is not None:
         async for _ in _pieces(request, limits):  # a client that still sends would miss the answer
             pass
         return Response(status_code=200)
@@ -218,7 +217,7 @@ async def create(body: CreateRequest, request: Request) -> Response:
     if body.modelfile is not None:
         fields = await asyncio.to_thread(parse_modelfile, body.modelfile)
         given = body.model_dump(exclude_unset=True, by_alias=True, exclude={"modelfile"})
-        body = validated(CreateRequest, {**fields, **given})
+        body = validate(CreateRequest, {**fields, **given})
     check_name(name)
     require_new(state, name)
     weights, base = await _basis(body, name, state)
@@ -232,7 +231,7 @@ async def create(body: CreateRequest, request: Request) -> Response:
         parameters=body.parameters.model_dump(exclude_none=True) if body.parameters else {},
         messages=[message.model_dump(exclude_none=True) for message in body.messages or []],
     )
-    made = rebased(own, name, base)
+    made = rebase(own, name, base)
     if weights is None:
         await asyncio.to_thread(state.part(MadeModels).add, made)
         return await progress_response(
@@ -253,32 +252,29 @@ async def create(body: CreateRequest, request: Request) -> Response:
 async def _basis(body: CreateRequest, name: str, state: State) -> tuple[_Weights | None, Made]:
     """The weights that are to be stored, if there are any, and what the model is made from otherwise."""
     if body.quantize is not None:
-        _check_mix(body.quantize)
+        with blame_field("quantize"):
+            find_mix(body.quantize)
     if (digest := _digest(body)) is not None:
         field = "from" if body.files is None else "files"
         path = await asyncio.to_thread(state.part(Blobs).find, digest)
         if path is None:
-            raise ApiError(
-                400,
-                f"{field}: there is no file {digest} here; send it to POST /api/blobs/{digest} first",
-                param=field,
-                code="invalid_value",
+            raise field_error(
+                field, f"{field}: there is no file {digest} here; send it to POST /api/blobs/{digest} first"
             )
         await asyncio.to_thread(_check_file, path, field)
         entry = ModelEntry(name, stored_name(name, state))
         return _Weights(path, entry, digest, body.quantize), Made(name, name)
     if body.from_ is None:
-        raise ApiError(
-            400,
+        raise field_error(
+            "from",
             "from is missing: a model that is here; or files, with the digest of a GGUF file",
-            param="from",
-            code="missing_field",
+            "missing_field",
         )
     served, base = state.part(MadeModels).resolve(body.from_, state.registry)
     if body.quantize is None:
         return None, base
     if served.is_task or not served.path.is_file():
-        raise ApiError(400, f"quantize needs a GGUF file, which {served.name} is not", param="quantize")
+        raise field_error("quantize", f"quantize needs a GGUF file, which {served.name} is not")
     entry = replace(served.entry, name=name, source=stored_name(name, state), adapters=())
     return _Weights(served.path, entry, served.name, body.quantize), base
 
@@ -287,25 +283,17 @@ def _digest(body: CreateRequest) -> str | None:
     """The digest of the file that a model is made from; in modelfiles it is FROM @sha256:…"""
     begins = (body.from_ or "").removeprefix("@")
     if body.files is None:
-        return f"sha256:{hash_of(begins, 'from')}" if begins.startswith("sha256:") else None
+        return f"sha256:{read_digest(begins, 'from')}" if begins.startswith("sha256:") else None
     if body.from_ is not None:
-        raise ApiError(400, "from and files both say what the model is made from; give one", param="files")
+        raise field_error("files", "from and files both say what the model is made from; give one")
     if len(body.files) != 1:
-        raise ApiError(
-            400,
+        raise field_error(
+            "files",
             "files: one GGUF file makes a model. Image encoders are given to the server by --vision, and "
             "folders of safetensors are converted by `stretto convert`",
-            param="files",
-            code="unsupported",
+            "unsupported",
         )
-    return f"sha256:{hash_of(next(iter(body.files.values())), 'files')}"
-
-
-def _check_mix(name: str) -> None:
-    try:
-        find_mix(name)
-    except InvalidRequest as error:
-        raise ApiError(400, f"quantize: {error}", param="quantize", code="invalid_value") from None
+    return f"sha256:{read_digest(next(iter(body.files.values())), 'files')}"
 
 
 def _check_file(path: Path, field: str) -> None:
@@ -314,11 +302,8 @@ def _check_file(path: Path, field: str) -> None:
         with GGUF(path) as file:
             read_spec(file)
     except StrettoError as error:
-        raise ApiError(
-            400,
-            f"{field}: this is no GGUF file of a model that can be run: {error}",
-            param=field,
-            code="invalid_value",
+        raise field_error(
+            field, f"{field}: this is no GGUF file of a model that can be run: {error}"
         ) from None
 
 
@@ -326,25 +311,20 @@ def stored_name(name: str, state: State) -> str:
     """The name in the store of a model that is made here; raises for one that means another model there."""
     stored = name.lower().replace(":", "-")
     if not is_name(stored) or stored.endswith((".gguf", ".onnx")):
-        raise ApiError(
-            400,
-            f"{name!r} is no name for a stored model; take a shorter one without an ending",
-            param="model",
+        raise field_error(
+            "model", f"{name!r} is no name for a stored model; take a shorter one without an ending"
         )
     if stored in hub.known() or stored in CATALOGUE:
-        raise ApiError(
-            409,
-            f"{stored} is a model that can be fetched; give another name",
-            param="model",
-            code="name_taken",
+        raise field_error(
+            "model", f"{stored} is a model that can be fetched; give another name", "name_taken", status=409
         )
     for served in state.registry.models.values():
         if served.entry.source == stored:  # A:b and a-b would be one file
-            raise ApiError(
-                409,
+            raise field_error(
+                "model",
                 f"{name} would be stored as {stored}, as {served.name} is; give another name",
-                param="model",
-                code="name_taken",
+                "name_taken",
+                status=409,
             )
     return stored
 
@@ -358,7 +338,7 @@ def _store(store: Store, weights: _Weights, threads: int | None, report: Report)
             raise ApiError(409, f"{name} is in the store already; give another name", param="model")
         target = staged / f"{name}.gguf"
         if mix is None:
-            sha256 = hash_of(weights.origin)
+            sha256 = read_digest(weights.origin)
             _link(weights.path, target)
         else:
             words = f"quantizing to {mix}"
@@ -381,7 +361,7 @@ def _quantize(
             raise
         message = f"quantize: the weights are quantised already, and {mix} of them would lose twice; "
         message += "make the model from an F16, BF16 or F32 file, or leave quantize out"
-        raise ApiError(400, message, param="quantize", code="invalid_value") from None
+        raise field_error("quantize", message) from None
 
 
 def _link(source: Path, target: Path) -> None:

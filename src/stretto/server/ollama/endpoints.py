@@ -12,17 +12,13 @@ from starlette.responses import Response
 
 from stretto.errors import InvalidRequest
 from stretto.server.generation.answer import long_json, respond, start_answer
-from stretto.server.generation.calls import tool_plan
-from stretto.server.generation.chat import ollama_prompt, split_prompts
-from stretto.server.generation.fields import plain_options
+from stretto.server.generation.chat import ollama_prompt, plan_tools, split_prompts
 from stretto.server.generation.generation import Generation, lease_model, unless_gone
-from stretto.server.generation.grammars import ollama_grammar
-from stretto.server.generation.options import check_prompts
-from stretto.server.generation.vectors import Vectors, embedded
+from stretto.server.generation.options import check_prompts, ollama_grammar, plain_options
+from stretto.server.generation.vectors import Vectors, embed_texts
 from stretto.server.http.bodies import make_router
-from stretto.server.http.callers import require_admin
-from stretto.server.http.errors import ApiError, Json
-from stretto.server.http.state import State, state_of
+from stretto.server.http.errors import Json, field_error
+from stretto.server.http.state import State, require_admin, state_of
 from stretto.server.ollama.answers import Asked, OllamaAnswer, count_ns, now
 from stretto.server.ollama.schemas import (
     Common,
@@ -80,15 +76,14 @@ def tell_unknown(given: Options | None, warn: Callable[[str, str], None]) -> Non
 def check_context(given: Options | None, length: int) -> None:
     """Raise if a longer context is asked for than there is."""
     if given is not None and given.num_ctx is not None and given.num_ctx > length:
-        raise ApiError(
-            400,
+        raise field_error(
+            "options.num_ctx",
             f"options.num_ctx is {given.num_ctx:,}, and the context has {length:,} tokens; start the server "
             "with more --cells, if the model can use them",
-            param="options.num_ctx",
         )
 
 
-def merged(parameters: dict[str, Any], given: Options | None) -> Options | None:
+def merge_options(parameters: dict[str, Any], given: Options | None) -> Options | None:
     """The options of a request over the parameters of a made model."""
     if not parameters:
         return given
@@ -100,19 +95,17 @@ def _check_neutral(given: Options) -> None:
     for name, neutral in NEUTRAL.items():
         value = getattr(given, name)
         if value is not None and value not in neutral:
-            raise ApiError(
-                400,
+            raise field_error(
+                f"options.{name}",
                 f"options.{name} is not supported here; leave it out, or give {neutral[0]}",
-                param=f"options.{name}",
-                code="unsupported",
+                "unsupported",
             )
     penalty = given.repeat_penalty
     if given.repeat_last_n not in (None, -1, 0) and penalty is not None and penalty != 1:
-        raise ApiError(
-            400,
+        raise field_error(
+            "options.repeat_last_n",
             "options.repeat_last_n: the penalty looks at the whole text here; leave it out, or give -1 or 0",
-            param="options.repeat_last_n",
-            code="unsupported",
+            "unsupported",
         )
 
 
@@ -202,7 +195,7 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
     if asked.whole is None and not body.images:
         asked.context = body.context or []
     elif body.context:
-        raise ApiError(400, "context has no place beside raw, suffix, template or images", param="context")
+        raise field_error("context", "context has no place beside raw, suffix, template or images")
     return await _generated(state, asked, request)
 
 
@@ -250,9 +243,9 @@ async def _embedded(
     async with lease_model(request, made.base, "input", verb="embed") as generation:
         tell_unknown(options, generation.warn)
         if texts:  # without any the model is loaded, and that is all
-            vectors, n_tokens = await unless_gone(request, embedded(generation, texts, how))
+            vectors, n_tokens = await unless_gone(request, embed_texts(generation, texts, how))
     spent = generation.spent()
-    numbers = [[float(number) for number in vector] for vector in vectors]
+    numbers = [vector.tolist() for vector in vectors]
     return numbers, {
         "total_duration": count_ns(spent["total"]),
         "load_duration": count_ns(spent["load"]),
@@ -267,12 +260,12 @@ def _whole(body: GenerateRequest, made: Made, system: str) -> Callable[[Tokenize
     if not (body.raw or suffix or template):
         return None
     if body.images:
-        raise ApiError(400, "images have no place in a raw prompt; leave raw away", param="images")
+        raise field_error("images", "images have no place in a raw prompt; leave raw away")
     if body.think:
-        raise ApiError(400, "think has no place in a raw prompt; leave it out", param="think")
+        raise field_error("think", "think has no place in a raw prompt; leave it out")
     if suffix:
         if body.raw or body.system or body.template:
-            raise ApiError(400, "suffix has no place beside raw, system or template", param="suffix")
+            raise field_error("suffix", "suffix has no place beside raw, system or template")
         return lambda tokenizer: infill_prompt(tokenizer, prompt, suffix)
     if body.raw:
         return lambda tokenizer: prompt
@@ -281,7 +274,7 @@ def _whole(body: GenerateRequest, made: Made, system: str) -> Callable[[Tokenize
 
 async def _generated(state: State, asked: Asked, request: Request) -> Response:
     limits, body = state.settings.limits, asked.body
-    wanted = merged(asked.made.parameters, body.options)
+    wanted = merge_options(asked.made.parameters, body.options)
     options = engine_options(wanted)
     options.update(ollama_grammar(body.format, limits))
     if (tops := asked.tops) is not None:
@@ -294,7 +287,7 @@ async def _generated(state: State, asked: Asked, request: Request) -> Response:
         llm = generation.lease.llm
         check_context(wanted, llm.context_length)
         tell_unknown(wanted, generation.warn)
-        plan = await tool_plan(llm, tools, None, limits, caller=generation.caller.name)
+        plan = await plan_tools(llm, tools, None, limits, caller=generation.caller.name)
         plan = plan.beside(asked.messages)
         prompt = await _prompt(generation, asked, plan, state)
         await generation.start([prompt], plan.options({**options, "reasoning": asked.whole is None}))

@@ -13,14 +13,13 @@ from starlette.responses import Response
 
 from stretto import __version__
 from stretto.server.http.bodies import make_router
-from stretto.server.http.callers import require_admin
-from stretto.server.http.errors import ApiError, Json
-from stretto.server.http.pulls import Pull, source_of
+from stretto.server.http.errors import ApiError, Json, field_error
+from stretto.server.http.pulls import Pull, check_source
 from stretto.server.http.served_model import ServedModel, list_capabilities
-from stretto.server.http.state import State, state_of
-from stretto.server.http.streaming import LineStream
+from stretto.server.http.state import State, require_admin, state_of
+from stretto.server.http.streaming import LINES, ValueStream
 from stretto.server.ollama.schemas import DeleteRequest, OllamaCopyRequest, OllamaPullRequest, ShowRequest
-from stretto.server.ollama.store import Made, MadeModels, plain, rebased, tagged
+from stretto.server.ollama.store import Made, MadeModels, add_tag, plain, rebase
 from stretto.server.settings import ModelEntry
 from stretto.weights import hub
 from stretto.weights.folder import open_weights
@@ -71,7 +70,7 @@ async def show(body: ShowRequest, request: Request) -> Response:
             "details": details(served, made),
             "model_info": await asyncio.to_thread(_model_info, served),
             "capabilities": list_capabilities(served),
-            "modified_at": time_of(facts["modified"]),
+            "modified_at": write_time(facts["modified"]),
         }
     )
 
@@ -83,7 +82,7 @@ async def pull(body: OllamaPullRequest, request: Request) -> Response:
     state, name = state_of(request), plain(body.wanted)
     if name in state.registry.models or name in state.part(MadeModels).all():
         return await progress_response(statuses("pulling manifest", "success"), body.stream)
-    source = source_of(re.sub(r"^(https?://)?(hf\.co|huggingface\.co)/", "", name))
+    source = check_source(re.sub(r"^(https?://)?(hf\.co|huggingface\.co)/", "", name))
     started = Pull(state, ModelEntry(name, source))
     return await progress_response(_progress(started), body.stream, started)
 
@@ -96,7 +95,7 @@ async def copy(body: OllamaCopyRequest, request: Request) -> Response:
     _, base = state.part(MadeModels).resolve(body.source, state.registry)
     require_new(state, plain(body.destination))
     name = plain(body.destination)
-    await asyncio.to_thread(state.part(MadeModels).add, rebased(Made(name, base.base), name, base))
+    await asyncio.to_thread(state.part(MadeModels).add, rebase(Made(name, base.base), name, base))
     return Response(status_code=200)
 
 
@@ -133,7 +132,7 @@ def details(served: ServedModel, made: Made | None = None) -> dict[str, Any]:
     }
 
 
-def time_of(seconds: float) -> str:
+def write_time(seconds: float) -> str:
     """A time as Ollama's clients read it."""
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
 
@@ -146,9 +145,9 @@ def _all(state: State) -> list[tuple[Made, ServedModel]]:
 
 def _listed(made: Made, served: ServedModel, digests: dict[str, str]) -> dict[str, Any]:
     return {
-        "name": tagged(made.name),
-        "model": tagged(made.name),
-        "modified_at": time_of(served.facts["modified"]),
+        "name": add_tag(made.name),
+        "model": add_tag(made.name),
+        "modified_at": write_time(served.facts["modified"]),
         "size": served.facts["file_bytes"],
         "digest": digests.get(served.entry.source, ""),
         "details": details(served, made),
@@ -210,8 +209,8 @@ def _parameters(made: Made) -> str:
 def require_new(state: State, name: str) -> None:
     """Raise if a served model has this name."""
     if name in state.registry.models:
-        raise ApiError(
-            409, f"{name} is the name of a served model; give another", param="model", code="name_taken"
+        raise field_error(
+            "model", f"{name} is the name of a served model; give another", "name_taken", status=409
         )
 
 
@@ -241,7 +240,7 @@ async def progress_response(
 ) -> Response:
     """Progress as lines, or its last value; `started` is the work that it is about."""
     if stream is not False:
-        return LineStream(values) if started is None else LineStream(values, started.stop)
+        return ValueStream(values, (lambda: None) if started is None else started.stop, LINES)
     last = [value async for value in values][-1]
     if "error" in last:
         known = None if started is None else started.error

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from stretto.server.generation.fields import Body, Name, Number, Stop, Text, within
-from stretto.server.http.errors import ApiError
+from stretto.server.generation.fields import Body, Name, Number, Samplers, Text, within
+from stretto.server.http.errors import field_error
 
 Format = Literal["", "json"] | dict[str, Any]
 KeepAlive = str | int | float
@@ -17,26 +17,18 @@ Base64Image = Annotated[str, Field(min_length=1, max_length=1 << 26)]
 NO_EFFECT = "Accepted; without effect here."
 
 
-class Options(Body):
+class Options(Samplers):
     """Sampling options by Ollama's names, and options of its runtime that have no effect here."""
 
     num_predict: (
         Annotated[int, within("max_tokens", ge=-2, description="-1: to the end of the context.")] | None
     ) = None
     num_ctx: Annotated[int, Field(ge=1, description="Refused if the context is smaller.")] | None = None
-    temperature: Annotated[Number, within("temperature")] | None = None
-    top_k: Annotated[int, within("top_k", ge=-1)] | None = None
-    top_p: Annotated[Number, within("top_p", ge=0)] | None = None
-    min_p: Annotated[Number, within("min_p")] | None = None
     repeat_penalty: Annotated[Number, within("repetition_penalty")] | None = None
-    presence_penalty: Annotated[Number, within("presence_penalty")] | None = None
-    frequency_penalty: Annotated[Number, within("frequency_penalty")] | None = None
     seed: Annotated[int, within("seed", ge=-(1 << 63))] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
-    repeat_guard: bool | None = None
-    repeat_last_n: (
-        Annotated[int, Field(ge=-1, lt=1 << 31, description="-1, 0, or without a penalty.")] | None
-    ) = None
+    repeat_last_n: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = Field(
+        None, description="-1, 0, or without a penalty."
+    )
     mirostat: Annotated[int, Field(description="0 only.")] | None = None
     typical_p: Annotated[Number, Field(description="1 only.")] | None = None
     tfs_z: Annotated[Number, Field(description="1 only.")] | None = None
@@ -75,21 +67,14 @@ class Common(Body):
     stream: bool | None = True
     format: Format | None = None
     options: RequestOptions | None = None
-    keep_alive: (
-        Annotated[KeepAlive, Field(description="Models stay until memory is needed; 0 unloads.")] | None
-    ) = None
-    think: (
-        Annotated[bool | Literal["low", "medium", "high"], Field(description="By the model's own switch.")]
-        | None
-    ) = None
+    keep_alive: KeepAlive | None = Field(None, description="Models stay until memory is needed; 0 unloads.")
+    think: bool | Literal["low", "medium", "high"] | None = Field(
+        None, description="By the model's own switch."
+    )
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    truncate: (
-        Annotated[bool, Field(description="Nothing is cut: a prompt that is too long is refused.")] | None
-    ) = None
-    shift: (
-        Annotated[bool, Field(description="Nothing is shifted: the answer ends with the context.")] | None
-    ) = None
+    truncate: bool | None = Field(None, description="Nothing is cut: a prompt that is too long is refused.")
+    shift: bool | None = Field(None, description="Nothing is shifted: the answer ends with the context.")
 
 
 class GenerateRequest(Common):
@@ -101,13 +86,9 @@ class GenerateRequest(Common):
     images: Annotated[list[Base64Image], Field(max_length=64)] | None = None
     suffix: Annotated[Text, Field(description="Text after the answer, which fills the gap.")] | None = None
     template: Annotated[Text, Field(description="A template of Go's, in place of the model's.")] | None = None
-    context: (
-        Annotated[
-            list[Annotated[int, Field(ge=0, lt=1 << 31)]],
-            Field(max_length=1 << 20, description="As the answer before gave it."),
-        ]
-        | None
-    ) = None
+    context: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=1 << 20)] | None = (
+        Field(None, description="As the answer before gave it.")
+    )
 
 
 class OllamaFunctionCall(Body):
@@ -154,7 +135,7 @@ class Named(Body):
     def wanted(self) -> str:
         """The model's name."""
         if self.model is None and self.name is None:
-            raise ApiError(400, "model is missing", param="model", code="missing_field")
+            raise field_error("model", "model is missing", "missing_field")
         return self.model or self.name or ""
 
 
@@ -215,10 +196,9 @@ class EmbedRequest(Body):
 
     model: Name
     input: Text | Annotated[list[Text], Field(max_length=2048)]
-    truncate: (
-        Annotated[bool, Field(description="Nothing is cut in any case: a text that is too long is refused.")]
-        | None
-    ) = None
+    truncate: bool | None = Field(
+        None, description="Nothing is cut in any case: a text that is too long is refused."
+    )
     dimensions: Annotated[int, Field(ge=1)] | None = None
     options: RequestOptions | None = None
     keep_alive: KeepAlive | None = None

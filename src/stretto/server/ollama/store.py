@@ -18,7 +18,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from stretto.server.http.errors import ApiError
+from stretto.server.http.errors import field_error
 from stretto.server.http.registry import Registry
 from stretto.server.http.served_model import ServedModel
 from stretto.weights.hub.store import Store, explained, require_space
@@ -76,10 +76,10 @@ class MadeModels:
         known = self.all()
         if len(text) > MAX_BYTES:
             message = f"the model's texts have {len(text):,} bytes as JSON; at most {MAX_BYTES:,} are kept"
-            raise ApiError(400, message, param="model", code="over_limit")
+            raise field_error("model", message, "over_limit")
         if len(known) >= MAX_MADE and made.name not in known:
             message = f"{MAX_MADE} models have been made already; delete one with /api/delete"
-            raise ApiError(400, message, param="model", code="over_limit")
+            raise field_error("model", message, "over_limit")
         return text
 
     def remove(self, name: str) -> bool:
@@ -109,9 +109,7 @@ class MadeModels:
 def check_name(name: str) -> None:
     """Raise for a name that no model can be given."""
     if not _NAME.fullmatch(name):
-        raise ApiError(
-            400, f"{name[:100]!r} is no name for a model: letters, digits, . _ - and a tag", param="model"
-        )
+        raise field_error("model", f"{name[:100]!r} is no name for a model: letters, digits, . _ - and a tag")
 
 
 def plain(model: str) -> str:
@@ -119,12 +117,12 @@ def plain(model: str) -> str:
     return model.removesuffix(TAG)
 
 
-def tagged(name: str) -> str:
+def add_tag(name: str) -> str:
     """A model's name as Ollama's clients show it."""
     return name if ":" in name else name + TAG
 
 
-def rebased(made: Made, name: str, base: Made) -> Made:
+def rebase(made: Made, name: str, base: Made) -> Made:
     """A model made from one that was made itself: what it does not say comes from that."""
     return replace(
         made,
@@ -164,15 +162,12 @@ SPARE_BYTES = 64 << 20  # that must be free while a file of unknown size is writ
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 
 
-def hash_of(digest: str, field: str = "digest") -> str:
+def read_digest(digest: str, field: str = "digest") -> str:
     """The hexadecimal digits of `sha256:…`, which a field has; raises for anything else."""
     found = _DIGEST.fullmatch(digest)
     if found is None:
-        raise ApiError(
-            400,
-            f"{field}: {digest[:100]!r} is no digest: sha256: and 64 digits of 0-9 and a-f",
-            param=field,
-            code="invalid_value",
+        raise field_error(
+            field, f"{field}: {digest[:100]!r} is no digest: sha256: and 64 digits of 0-9 and a-f"
         )
     return found[1]
 
@@ -185,7 +180,7 @@ class Blobs:
 
     def find(self, digest: str) -> Path | None:
         """The file with this hash, if it is here."""
-        path = _folder() / f"sha256-{hash_of(digest)}"
+        path = _folder() / f"sha256-{read_digest(digest)}"
         return path if path.is_file() else None
 
     def begin(self, digest: str, nbytes: int | None) -> Upload:
@@ -195,7 +190,7 @@ class Blobs:
             folder.mkdir(parents=True, exist_ok=True)
             _sweep(folder)
             require_space(folder, SPARE_BYTES if nbytes is None else nbytes)
-            return Upload(folder, hash_of(digest))
+            return Upload(folder, read_digest(digest))
 
 
 class Upload:
@@ -223,11 +218,10 @@ class Upload:
         """Give the file its name; raises if its hash is another one."""
         found = self._hash.hexdigest()
         if found != self._expected:
-            raise ApiError(
-                400,
+            raise field_error(
+                "digest",
                 f"the digest of the body is sha256:{found}, not sha256:{self._expected}; send it again",
-                param="digest",
-                code="digest_mismatch",
+                "digest_mismatch",
             )
         with explained(self._target.parent):
             self._file.flush()

@@ -70,9 +70,9 @@ class CompletionAnswer(Answer):
         """
         if token.id is None:
             return False
-        return self.tops is not None or token.finish_reason is None or bool(self.ids_of(token))
+        return self.tops is not None or token.finish_reason is None or bool(self.list_ids(token))
 
-    def ids_of(self, token: Token) -> list[int]:
+    def list_ids(self, token: Token) -> list[int]:
         """The ids that a token adds to its text, where they are asked for."""
         if self.prompts is None or token.id is None:
             return []
@@ -270,7 +270,7 @@ class CompletionAnswer(Answer):
 
     def piece_ids(self, token: Token) -> str:
         """The ids of a token, as a field, where they are asked for."""
-        return "" if self.prompts is None else f',"token_ids":{dumps(self.ids_of(token))}'
+        return "" if self.prompts is None else f',"token_ids":{dumps(self.list_ids(token))}'
 
     def empty(self) -> dict[str, Any]:
         """The text of a chunk that has none."""
@@ -313,7 +313,7 @@ class CompletionAnswer(Answer):
             "token_logprobs": [clamp_logprob(token.logprob) for token in known],
             "top_logprobs": [self._best(token) for token in known],
             "text_offset": offsets,
-            **({} if self.prompts is None else self._ids_of_logprobs(known)),
+            **({} if self.prompts is None else self._logprob_ids(known)),
         }
 
     def _best(self, token: Token) -> dict[str, float]:
@@ -327,7 +327,7 @@ class CompletionAnswer(Answer):
         best.setdefault(self.shown(token.id), clamp_logprob(token.logprob))
         return best
 
-    def _ids_of_logprobs(self, tokens: list[Token]) -> dict[str, Any]:
+    def _logprob_ids(self, tokens: list[Token]) -> dict[str, Any]:
         """Ids beside the texts, which may be the same for several tokens."""
         return {
             "token_ids": [token.id for token in tokens],

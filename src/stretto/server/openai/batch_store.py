@@ -15,7 +15,7 @@ from pathlib import Path
 from secrets import token_bytes, token_hex
 from typing import Any
 
-from stretto.server.http.errors import ApiError
+from stretto.server.http.errors import ApiError, field_error
 from stretto.server.settings import RequestLimits
 from stretto.weights.files import atomic_write, read_records
 from stretto.weights.hub.store import explained, require_space
@@ -100,10 +100,12 @@ class BatchStore:
                 (sum(one["bytes"] for one in own), n_bytes, self._limits.file_bytes, "bytes of files"),
             ):
                 if held + new > most:
-                    raise ApiError(
-                        413, f"{held:,} {unit} are kept, and at most {most:,} are; delete some first",
-                        param="file", code="over_quota",
-                    )  # fmt: skip
+                    raise field_error(
+                        "file",
+                        f"{held:,} {unit} are kept, and at most {most:,} are; delete some first",
+                        "over_quota",
+                        status=413,
+                    )
         now = int(time.time())
         record: Record = {
             "id": f"file-{token_hex(12)}",
@@ -143,7 +145,7 @@ class BatchStore:
         for kind in ("json", "data", *ENDS):
             self.path(owner, name, kind).unlink(missing_ok=True)
 
-    def answered(self, owner: str, batch: str) -> dict[str, set[str]]:
+    def read_answered(self, owner: str, batch: str) -> dict[str, set[str]]:
         """The custom ids of the answered lines of a batch, by `ENDS`; half a line at the end is cut off."""
         found: dict[str, set[str]] = {kind: set() for kind in ENDS}
         for kind in ENDS:

@@ -28,11 +28,18 @@ from starlette.types import ASGIApp, Message, Scope
 from stretto.errors import StrettoError
 from stretto.server.generation.fields import LABEL, Body, Name
 from stretto.server.generation.generation import PRIORITY, REQUEST_ID
-from stretto.server.http.bodies import form_file, form_schema, make_router, opened_form, parsed
-from stretto.server.http.callers import CALLER, Caller, caller_of
-from stretto.server.http.errors import ApiError, Json, body_of, is_full, note_error, translate
+from stretto.server.http.bodies import form_file, form_schema, make_router, opened_form, parse_json
+from stretto.server.http.errors import (
+    ApiError,
+    Json,
+    field_error,
+    is_full,
+    note_error,
+    translate,
+    write_error,
+)
 from stretto.server.http.logs import log_request
-from stretto.server.http.state import State
+from stretto.server.http.state import CALLER, Caller, State, caller_of
 from stretto.server.openai.batch_store import (
     BATCH_SECONDS,
     ENDED,
@@ -89,17 +96,17 @@ async def upload(request: Request) -> Response:
     async with opened_form(request, max_fields=8) as form:
         file = form_file(form)
         if form.get("purpose") != "batch":
-            raise ApiError(400, "purpose must be batch; files are for nothing else here", param="purpose")
+            raise field_error("purpose", "purpose must be batch; files are for nothing else here")
         allowed = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
         for name in form:
             if name not in allowed:
-                raise ApiError(400, f"{name[:80]!r} is no field here; leave it out", param=name[:80])
+                raise field_error(name[:80], f"{name[:80]!r} is no field here; leave it out")
         later = {}
         if (seconds := form.get("expires_after[seconds]")) is not None:
             is_number = isinstance(seconds, str) and re.fullmatch("[0-9]{1,7}", seconds) is not None
             if not is_number or not 3600 <= int(str(seconds)) <= 30 * 86400:
                 message = "expires_after[seconds] must be from 3600 to 2592000"
-                raise ApiError(400, message, param="expires_after")
+                raise field_error("expires_after", message)
             later = {"seconds": float(str(seconds))}
         name, data = (file.filename or "file.jsonl")[:200], await file.read()
     batches, owner = _asked(request)
@@ -150,7 +157,7 @@ async def create(body: BatchRequest, request: Request) -> Response:
 
 
 @router.get("/v1/batches")
-async def listed(request: Request, limit: Limit = 20, after: After = "") -> Response:
+async def list_batches(request: Request, limit: Limit = 20, after: After = "") -> Response:
     """The caller's batches, the latest first."""
     batches, owner = _asked(request)
     found = await asyncio.to_thread(batches.store.records, owner, "batch")
@@ -207,7 +214,7 @@ class Batches:
             self._owners = self._state.callers.owners(self.store.secret())
         return self._owners
 
-    def owner_of(self, caller: Caller) -> str:
+    def find_owner(self, caller: Caller) -> str:
         """The name of a caller's folder."""
         return next(name for name, one in self.owners().items() if one.name == caller.name)
 
@@ -265,7 +272,7 @@ class Batches:
         number = 0
         for number, line in enumerate(_lines(self.store, owner, body.input_file_id), 1):
             try:
-                asked = parsed(line, self._state.settings.limits)
+                asked = parse_json(line, self._state.settings.limits)
                 wrong = _wrong(asked, body.endpoint, names)
             except ApiError as error:
                 wrong = error.message
@@ -358,7 +365,7 @@ class Batches:
                     store.write(owner, record)
 
             await asyncio.to_thread(begin)
-        answered = await asyncio.to_thread(store.answered, owner, name)
+        answered = await asyncio.to_thread(store.read_answered, owner, name)
         done = set().union(*answered.values())
         counted = record["request_counts"]
         counted |= {"completed": len(answered["output"]), "failed": len(answered["error"])}
@@ -460,14 +467,14 @@ class Batches:
             found = translate(error)
             note_error(scope["stretto"], found)
             status = found.status
-            return status, body_of(found, path), name
+            return status, write_error(found, path), name
         finally:
             log_request(self._state.settings, "POST", path, caller, name, since, status, scope["stretto"])
 
     def _finish(self, owner: str, record: Record, status: str) -> None:
         """Make files of the answers, and say that it has ended."""
         with self._writing:
-            answered = self.store.answered(owner, record["id"])
+            answered = self.store.read_answered(owner, record["id"])
             counts = {"completed": len(answered["output"]), "failed": len(answered["error"])}
             record["request_counts"] |= counts
             for kind in ENDS:
@@ -513,7 +520,7 @@ class _Group:
 def _asked(request: Request) -> tuple[Batches, str]:
     """The batches of a server, and the folder of the caller."""
     batches: Batches = request.app.state.batches
-    return batches, batches.owner_of(caller_of(request))
+    return batches, batches.find_owner(caller_of(request))
 
 
 def _found(store: BatchStore, owner: str, name: str, kind: str) -> Record:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timezone
 from typing import Annotated, Any
 
-import numpy as np
 from fastapi import Query, Request
 from starlette.responses import Response
 
@@ -17,24 +15,26 @@ from stretto.engine.types import Timings, Usage
 from stretto.llm import LLM
 from stretto.server.generation.answer import Made, long_json, respond, start_answer
 from stretto.server.generation.chat import (
-    ids_of,
+    encode_prompt,
+    encode_prompts,
     is_mixed,
     last_answer,
     mixed_ids,
-    options_of,
-    planned,
+    prepare_chat,
+    read_chat_options,
     replace_functions,
     split_prompts,
     unwrap_text,
 )
 from stretto.server.generation.generation import Generation, lease_model, unless_gone
-from stretto.server.generation.grammars import grammar_of, shaping_fields
 from stretto.server.generation.kept import check_pin, pin, remember
 from stretto.server.generation.options import (
     check_allowed,
     check_at_most,
     check_prompts,
     completion_options,
+    read_grammar,
+    shaping_fields,
 )
 from stretto.server.generation.requests import (
     ChatRequest,
@@ -42,11 +42,11 @@ from stretto.server.generation.requests import (
     EmbeddingRequest,
     Sampling,
 )
-from stretto.server.generation.vectors import Vectors, embedded
+from stretto.server.generation.vectors import Vectors, embed_texts, write_vector
 from stretto.server.http.bodies import make_router
-from stretto.server.http.errors import ApiError, Json, unsupported
+from stretto.server.http.errors import ApiError, Json, field_error, unsupported
 from stretto.server.http.registry import choose_adapter
-from stretto.server.http.served_model import ServedModel, context_of, list_capabilities
+from stretto.server.http.served_model import ServedModel, find_context_length, list_capabilities
 from stretto.server.http.state import state_of
 from stretto.server.openai.answers import ChatAnswer, CompletionAnswer, FunctionAnswer
 from stretto.server.settings import RequestLimits, Settings
@@ -64,16 +64,17 @@ def check_echo(body: CompletionRequest) -> None:
     if body.max_tokens == 0 and body.echo:
         for name in ("stream", "best_of", "cache_pin", "return_token_ids"):
             if getattr(body, name):
-                raise ApiError(400, f"{name} needs max_tokens of at least 1", param=name, code="unsupported")
+                raise field_error(name, f"{name} needs max_tokens of at least 1", "unsupported")
     scores = body.logprobs is not None or body.max_tokens == 0
     if body.echo and scores and body.continue_token_ids is not None:
-        raise ApiError(
-            400, "continue_token_ids and echo do not go together with logprobs or without new tokens",
-            param="continue_token_ids", code="unsupported",
-        )  # fmt: skip
+        raise field_error(
+            "continue_token_ids",
+            "continue_token_ids and echo do not go together with logprobs or without new tokens",
+            "unsupported",
+        )
 
 
-async def echoed(
+async def score_prompts(
     generation: Generation, prompts: list[Any], top: int, options: dict[str, Any]
 ) -> list[list[Token]]:
     """The tokens of each prompt with their log-probabilities, by the adapter that its text will have."""
@@ -91,7 +92,7 @@ async def echoed(
         ) from None  # fmt: skip
 
 
-def nothing_new(n_prompt: int) -> Result:
+def make_empty_result(n_prompt: int) -> Result:
     """The result of a request for no tokens: its prompt is all there is."""
     return Result(
         text="",
@@ -121,20 +122,20 @@ def check_suffix(body: CompletionRequest, prompts: list[Any], limits: RequestLim
         raise unsupported("echo and suffix do not go together", "echo")
 
 
-def is_made(body: CompletionRequest, prompts: list[Any]) -> bool:
+def needs_ids(body: CompletionRequest, prompts: list[Any]) -> bool:
     """Whether prompts are more than what the engine takes."""
     is_changed = body.suffix or body.truncate_prompt_tokens is not None or body.add_special_tokens is False
     return bool(is_changed) or any(map(is_mixed, prompts))
 
 
-def made_prompts(llm: LLM, prompts: list[Any], body: CompletionRequest) -> list[Any]:
+def make_prompts(llm: LLM, prompts: list[Any], body: CompletionRequest) -> list[Any]:
     """The prompts as ids, where they are mixtures, have a gap or are cut; to be called in a thread."""
     if body.suffix:
         made = [infill_prompt(llm.tokenizer, prompt, body.suffix) for prompt in prompts]
     else:
         bos = False if body.add_special_tokens is False else None
         made = [_ids_or_text(llm, prompt, bos) for prompt in prompts]
-    return truncated(llm, made, body)
+    return truncate_prompts(llm, made, body)
 
 
 def _ids_or_text(llm: LLM, prompt: Any, bos: bool | None) -> Any:
@@ -145,16 +146,13 @@ def _ids_or_text(llm: LLM, prompt: Any, bos: bool | None) -> Any:
     return prompt
 
 
-def truncated(llm: LLM, prompts: list[Any], body: Sampling) -> list[Any]:
+def truncate_prompts(llm: LLM, prompts: list[Any], body: Sampling) -> list[Any]:
     """The prompts, of which `truncate_prompt_tokens` keeps a part; to be called in a thread."""
     most = body.truncate_prompt_tokens
     if most is None:
         return prompts
     if most == 0:
-        raise ApiError(
-            400, "truncate_prompt_tokens is 0; a prompt needs a token", param="truncate_prompt_tokens",
-            code="invalid_value",
-        )  # fmt: skip
+        raise field_error("truncate_prompt_tokens", "truncate_prompt_tokens is 0; a prompt needs a token")
     if most < 0:
         most = max(1, llm.context_length - max(1, body.max_tokens or 1))
     several = [plain_ids(llm, prompt, "truncate_prompt_tokens") for prompt in prompts]
@@ -163,7 +161,7 @@ def truncated(llm: LLM, prompts: list[Any], body: Sampling) -> list[Any]:
 
 def plain_ids(llm: LLM, prompt: Any, field: str) -> list[int]:
     """The ids of a prompt for a field that does not go with images."""
-    ids = ids_of(llm, prompt)
+    ids = encode_prompt(llm, prompt)
     if not all(type(token) is int for token in ids):
         raise unsupported(f"{field} and images do not go together", field)
     return ids
@@ -196,7 +194,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     state = state_of(request)
     check_echo(body)
     options = completion_options(body, state.settings.limits)
-    options.update(grammar_of(body, state.settings.limits))
+    options.update(read_grammar(body, state.settings.limits))
     prompts = split_prompts(body.prompt)
     check_prompts("prompt", prompts, state.settings.limits)
     check_suffix(body, prompts, state.settings.limits)
@@ -206,8 +204,8 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     async def start(generation: Generation) -> CompletionAnswer:
         llm = generation.lease.llm
         answer = CompletionAnswer(generation, body, len(prompts))
-        if is_made(body, prompts):
-            prompts[:] = await asyncio.to_thread(made_prompts, llm, prompts, body)
+        if needs_ids(body, prompts):
+            prompts[:] = await asyncio.to_thread(make_prompts, llm, prompts, body)
         if body.echo:
             texts = await asyncio.to_thread(lambda: [_text(llm, prompt) for prompt in prompts])
             answer.before = [text for text in texts for _ in range(options["n"])]
@@ -231,11 +229,11 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     state = state_of(request)
     legacy = body.functions is not None
     body = replace_functions(body)
-    options = options_of(body, state.settings.limits)
+    options = read_chat_options(body, state.settings.limits)
     check_at_most("n", options["n"], state.settings.max_running)
 
     async def start(generation: Generation) -> ChatAnswer:
-        plan, prompt = await planned(body, generation, state.settings)
+        plan, prompt = await prepare_chat(body, generation, state.settings)
         answer = (FunctionAnswer if legacy else ChatAnswer)(generation, body, plan)
         if body.echo:
             answer.before = [last_answer(body)] * options["n"]
@@ -259,7 +257,7 @@ async def _score(
 ) -> None:
     """Give the answer the log-probabilities of the prompts' tokens."""
     top = max(1, body.prompt_logprobs or 0, options.get("logprobs", 0))
-    scored = await echoed(answer.generation, prompts, top, dict(options))
+    scored = await score_prompts(answer.generation, prompts, top, dict(options))
     answer.scored = [tokens for tokens in scored for _ in range(options["n"])]
     answer.prompt_tops = body.prompt_logprobs
 
@@ -272,14 +270,12 @@ async def _continued(
     if begun is None:
         return prompts
     if begun[-1] in generation.lease.llm.tokenizer.end_ids and not body.ignore_eos:
-        raise ApiError(
-            400,
+        raise field_error(
+            "continue_token_ids",
             f"continue_token_ids ends with {begun[-1]}, which ends the text; there is nothing to go on with",
-            param="continue_token_ids",
-            code="already_ended",
+            "already_ended",
         )
-    ids = [await asyncio.to_thread(ids_of, generation.lease.llm, prompt) for prompt in prompts]
-    return [[*prompt, *begun] for prompt in ids]
+    return [[*ids, *begun] for ids in await encode_prompts(generation, prompts)]
 
 
 async def _with_ids(
@@ -289,7 +285,7 @@ async def _with_ids(
     if not body.return_token_ids and not body.verbose:
         return prompts
     llm = answer.generation.lease.llm
-    ready = [await asyncio.to_thread(ids_of, llm, prompt) for prompt in prompts]
+    ready = await encode_prompts(answer.generation, prompts)
     if body.verbose:
         texts = await asyncio.to_thread(lambda: [llm.tokenizer.decode(ids, special=True) for ids in ready])
         answer.verbose = {"__verbose": {"prompt": texts[0] if len(texts) == 1 else texts}}
@@ -308,12 +304,11 @@ async def _start(
     check_allowed(body, generation.lease.llm.spec.n_vocab)
     if (name := body.cache_pin) is not None:
         (prompt,) = check_one(prompts, "cache_pin")
-        ids = await asyncio.to_thread(ids_of, generation.lease.llm, prompt)
-        prompts = [ids]
+        prompts = [ids] = await encode_prompts(generation, [prompt])
         check_pin(generation, name, len(ids))
         generation.last = lambda: pin(generation, name, ids)
     if body.id_slot is not None and body.id_slot >= 0 and options["n"] == 1:
-        prompts = [await asyncio.to_thread(ids_of, generation.lease.llm, prompt) for prompt in prompts]
+        prompts = await encode_prompts(generation, prompts)
         remember(generation, body.id_slot, prompts)
     await generation.start(prompts, options, follow=bool(body.stream and body.return_progress))
 
@@ -321,9 +316,8 @@ async def _start(
 async def _echo(answer: CompletionAnswer, prompts: list[Any], n: int) -> Response:
     """The answer to a request for no new tokens: its prompts, with log-probabilities if they are wanted."""
     try:
-        llm = answer.generation.lease.llm
-        ids = await asyncio.to_thread(lambda: [ids_of(llm, prompt) for prompt in prompts])
-        results = [nothing_new(len(prompt)) for prompt in ids for _ in range(n)]
+        ids = await encode_prompts(answer.generation, prompts)
+        results = [make_empty_result(len(prompt)) for prompt in ids for _ in range(n)]
         whole = await asyncio.to_thread(answer.whole, results)
         return await long_json(whole, sum(map(len, ids)) * n * (1 + (answer.tops or 0)))
     finally:
@@ -336,8 +330,8 @@ async def _start_answer(
     start: Callable[[Generation], Awaitable[Made]],
     prompt: str,
 ) -> Made:
-    """Start an answer, and log the model and the user; `prompt` is the field that holds the prompt."""
-    request.scope["stretto"].update(model=body.model, **({"user": body.user[:100]} if body.user else {}))
+    """Start an answer, and log the user; `prompt` is the field that holds the prompt."""
+    request.scope["stretto"].update({"user": body.user[:100]} if body.user else {})
     return await start_answer(request, body.model, start, prompt, *shaping_fields(body)[:1])
 
 
@@ -349,9 +343,9 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     check_prompts("input", texts, state.settings.limits)
     async with lease_model(request, body.model, "input", verb="embed") as generation:
         how = Vectors(body.pooling, body.normalize, body.dimensions)
-        vectors, n_tokens = await unless_gone(request, embedded(generation, texts, how))
+        vectors, n_tokens = await unless_gone(request, embed_texts(generation, texts, how))
     data = [
-        {"object": "embedding", "index": index, "embedding": _encoded(vector, body.encoding_format)}
+        {"object": "embedding", "index": index, "embedding": write_vector(vector, body.encoding_format)}
         for index, vector in enumerate(vectors)
     ]
     answer = {
@@ -367,7 +361,7 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
 def check_one(prompts: list[Any], name: str) -> list[Any]:
     """Raise unless there is exactly one prompt."""
     if len(prompts) != 1:
-        raise ApiError(400, f"{name} is for a single prompt, not for {len(prompts)}", param=name)
+        raise field_error(name, f"{name} is for a single prompt, not for {len(prompts)}")
     return prompts
 
 
@@ -375,7 +369,7 @@ def _cut_prompt(body: ChatRequest, llm: LLM, prompt: Any) -> list[int]:
     """The ids of a conversation, of which `truncate_prompt_tokens` keeps a part; to be called in a thread."""
     if body.max_completion_tokens is not None:
         body = body.model_copy(update={"max_tokens": body.max_completion_tokens})
-    (ids,) = truncated(llm, [plain_ids(llm, prompt, "prompt_logprobs")], body)
+    (ids,) = truncate_prompts(llm, [plain_ids(llm, prompt, "prompt_logprobs")], body)
     return list(ids)
 
 
@@ -383,15 +377,9 @@ def _text(llm: LLM, prompt: str | list[int]) -> str:
     return prompt if isinstance(prompt, str) else llm.tokenizer.decode(prompt)
 
 
-def _encoded(vector: Any, how: str | None) -> list[float] | str:
-    if how == "base64":
-        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    return [float(number) for number in np.asarray(vector)]
-
-
 def _model(name: str, served: ServedModel, settings: Settings) -> dict[str, Any]:
     """A model as clients of OpenAI, Anthropic, vLLM (`max_model_len`) and llama-server (`status`) read it."""
-    length = context_of(served, settings)
+    length = find_context_length(served, settings)
     return {
         "id": name,
         "object": "model",

@@ -11,12 +11,11 @@ from pydantic import TypeAdapter
 from starlette.responses import Response
 
 from stretto.server.generation.answer import respond, start_answer
-from stretto.server.generation.chat import converse, ids_of, options_of, planned, rename_fields
-from stretto.server.generation.generation import Generation, lease_model, unless_gone
+from stretto.server.generation.chat import converse, encode_chat, read_chat_options, rename_fields
+from stretto.server.generation.generation import Generation, lease_model
 from stretto.server.http.bodies import make_router
-from stretto.server.http.callers import Caller, caller_of
-from stretto.server.http.errors import ApiError, Json, dumps, translate, unsupported
-from stretto.server.http.state import Job, Kept, State, state_of
+from stretto.server.http.errors import Json, dumps, field_error, translate, unsupported
+from stretto.server.http.state import Caller, Job, Kept, State, caller_of, state_of
 from stretto.server.openai.responses_answers import ResponseAnswer
 from stretto.server.openai.responses_request import (
     NAMES,
@@ -26,7 +25,7 @@ from stretto.server.openai.responses_request import (
     MessageItem,
     ResponseRequest,
     as_chat,
-    items_of,
+    list_items,
 )
 
 # Responses that are made while their clients do not wait: `background` of `/v1/responses`.
@@ -46,11 +45,9 @@ def check_background(body: ResponseRequest) -> None:
             "stream: a response in the background is not streamed; ask GET /v1/responses/ID for it", "stream"
         )
     if body.store is False:
-        raise ApiError(
-            400,
+        raise field_error(
+            "store",
             "store: a response in the background has to be stored, to be fetched later; leave store out",
-            param="store",
-            code="invalid_value",
         )
 
 
@@ -117,10 +114,10 @@ async def create(body: ResponseRequest, request: Request) -> Response:
     settings = state_of(request).settings
     check_background(body)
     before = _before(body, request)
-    items = (*(before.items if before is not None else ()), *items_of(body))
+    items = (*(before.items if before is not None else ()), *list_items(body))
     with rename_fields(NAMES, *FIELDS):
         chat = as_chat(body, items)
-        options = options_of(chat, settings.limits)
+        options = read_chat_options(chat, settings.limits)
 
     def keep(response: dict[str, Any]) -> None:
         if body.store is not False:
@@ -131,7 +128,6 @@ async def create(body: ResponseRequest, request: Request) -> Response:
             plan = await converse(chat, generation, settings, options)
         return ResponseAnswer(generation, body, chat, plan, keep)
 
-    request.scope["stretto"].update(model=body.model)
     answer = await start_answer(request, body.model, start, *FIELDS)
     if body.background:
         return Json(run_in_background(state_of(request), answer))
@@ -141,14 +137,12 @@ async def create(body: ResponseRequest, request: Request) -> Response:
 @router.post("/v1/responses/input_tokens")
 async def input_tokens(body: InputTokensRequest, request: Request) -> Response:
     """The number of tokens of a conversation with its tools; nothing is generated."""
-    state = state_of(request)
     before = _before(body, request)
-    items = (*(before.items if before is not None else ()), *items_of(body))
+    items = (*(before.items if before is not None else ()), *list_items(body))
     chat = as_chat(body, items)
     async with lease_model(request, body.model) as generation:
         with rename_fields(NAMES, *FIELDS):
-            _, prompt = await unless_gone(request, planned(chat, generation, state.settings))
-            ids = await asyncio.to_thread(ids_of, generation.lease.llm, prompt)
+            ids = await encode_chat(chat, generation, request)
     return Json({"object": "response.input_tokens", "input_tokens": len(ids)})
 
 
@@ -166,11 +160,9 @@ async def retrieve(
 async def cancel(response_id: str, request: Request) -> Response:
     """End a response that is made in the background; one that has ended stays as it is."""
     if not _find(request, response_id).response["background"]:
-        raise ApiError(
-            400,
+        raise field_error(
+            "response_id",
             f"response_id: {response_id[:64]} is not made in the background; disconnect to end a request",
-            param="response_id",
-            code="invalid_value",
         )
     await cancel_job(state_of(request), caller_of(request), response_id)
     return Json(_find(request, response_id).response)
@@ -204,11 +196,9 @@ def _before(body: InputTokensRequest, request: Request) -> Kept | None:
     found = _find(request, name, "previous_response_id")
     status = with_status(state_of(request), caller_of(request), found.response)["status"]
     if status not in ("completed", "incomplete"):
-        raise ApiError(
-            400,
+        raise field_error(
+            "previous_response_id",
             f"previous_response_id: {name[:64]} is {status}; a response can be continued when it is complete",
-            param="previous_response_id",
-            code="invalid_value",
         )
     return found
 
@@ -220,7 +210,7 @@ def _keep(
     response: dict[str, Any],
     before: Kept | None,
 ) -> None:
-    inputs = tuple(item.model_copy(update={"id": item.id or _new_id(item)}) for item in items_of(body))
+    inputs = tuple(item.model_copy(update={"id": item.id or _new_id(item)}) for item in list_items(body))
     known = items[: len(items) - len(inputs)]
     answer = ITEMS.validate_python(response["output"])
     new = sum(len(item.model_dump_json()) for item in inputs) + 2 * len(dumps(response))

@@ -11,7 +11,7 @@ from typing import Any
 from stretto import Result, Token
 from stretto.engine.types import PromptStep, ToolCall
 from stretto.server.generation.answer import Answer, name_limit
-from stretto.server.generation.calls import AnswerParts, Kind, Piece, arguments_of
+from stretto.server.generation.calls import AnswerParts, Kind, Piece, write_arguments
 from stretto.server.generation.generation import Generation
 from stretto.server.generation.requests import ChatRequest
 from stretto.server.http.errors import ApiError, dumps
@@ -196,7 +196,7 @@ class ResponseAnswer(Answer):
         pieces = [Piece("reasoning", result.reasoning)] if result.reasoning else []
         pieces += [Piece("text", result.text)] if result.text else []
         for call in result.tool_calls:
-            pieces += Piece("call", "", call), Piece("arguments", arguments_of(call))
+            pieces += Piece("call", "", call), Piece("arguments", write_arguments(call))
         for piece in pieces:
             logprobs = self._logprobs(answer) if piece.kind == "text" else []
             for _ in builder.push(piece, logprobs):

@@ -8,16 +8,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from stretto.server.generation.fields import (
-    LABEL,
     NEUTRAL,
     Body,
     ForModel,
+    Labels,
     Name,
     Number,
+    TemplateArguments,
     Text,
-    plain_options,
     within,
 )
+from stretto.server.generation.options import plain_options
 from stretto.server.generation.requests import (
     ChatRequest,
     Function,
@@ -26,7 +27,7 @@ from stretto.server.generation.requests import (
     NamedFunction,
     PlainFormat,
 )
-from stretto.server.http.errors import ApiError
+from stretto.server.http.errors import field_error
 
 Status = Annotated[Literal["in_progress", "completed", "incomplete"], Field(description=NEUTRAL)]
 
@@ -172,9 +173,7 @@ class ReasoningConfig(Body):
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Annotated[Literal["auto", "concise", "detailed"], Field(description=NEUTRAL)] | None = None
-    generate_summary: Annotated[Literal["auto", "concise", "detailed"], Field(description=NEUTRAL)] | None = (
-        None
-    )
+    generate_summary: Literal["auto", "concise", "detailed"] | None = Field(None, description=NEUTRAL)
     context: Literal["auto"] | None = None
     mode: Literal["standard"] | None = None
 
@@ -202,13 +201,10 @@ class InputTokensRequest(ForModel):
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
     truncation: Literal["disabled"] | None = None
-    chat_template_kwargs: (
-        Annotated[dict[str, Any], Field(max_length=64, description="Arguments of the model's chat template.")]
-        | None
-    ) = None
+    chat_template_kwargs: TemplateArguments | None = None
 
 
-class ResponseRequest(InputTokensRequest):
+class ResponseRequest(InputTokensRequest, Labels):
     """`POST /v1/responses`."""
 
     stream: bool | None = False
@@ -219,16 +215,9 @@ class ResponseRequest(InputTokensRequest):
     top_p: Annotated[Number, within("top_p", ge=0)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     include: Annotated[list[Include], Field(max_length=16)] | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=64, description=LABEL)] | None = None
-    user: Annotated[Text, Field(description=LABEL)] | None = None
-    safety_identifier: Annotated[Text, Field(description=LABEL)] | None = None
-    prompt_cache_key: Annotated[Text, Field(description=LABEL)] | None = None
-    prompt_cache_retention: (
-        Annotated[Literal["in_memory", "in-memory", "24h"], Field(description=NEUTRAL)] | None
-    ) = None
     service_tier: Annotated[Literal["auto", "default"], Field(description=NEUTRAL)] | None = None
-    max_tool_calls: Annotated[int, Field(ge=1, description=f"{NEUTRAL} It is for built-in tools.")] | None = (
-        None
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = Field(
+        None, description=f"{NEUTRAL} It is for built-in tools."
     )
     background: bool | None = Field(
         None, description="Answer at once, and make the response meanwhile; it is stored, and not streamed."
@@ -261,7 +250,7 @@ NAMES = {
 }
 
 
-def items_of(body: InputTokensRequest) -> list[AnyItem]:
+def list_items(body: InputTokensRequest) -> list[AnyItem]:
     """The items of the input."""
     if isinstance(body.input, str):
         return [MessageItem(role="user", content=body.input)]
@@ -271,9 +260,9 @@ def items_of(body: InputTokensRequest) -> list[AnyItem]:
 def as_chat(body: InputTokensRequest, items: Sequence[AnyItem]) -> ChatRequest:
     """The chat request that asks for the same; `items` are those of the whole conversation."""
     system = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    messages = [*system, *messages_of(items)]
+    messages = [*system, *make_messages(items)]
     if not messages:
-        raise ApiError(400, "input is empty; there is nothing to answer", param="input", code="invalid_value")
+        raise field_error("input", "input is empty; there is nothing to answer")
     fields: Fields = {
         "model": body.model,
         "messages": messages,
@@ -296,7 +285,7 @@ def has_logprobs(body: ResponseRequest) -> bool:
     return bool(body.top_logprobs) or "message.output_text.logprobs" in (body.include or ())
 
 
-def messages_of(items: Iterable[AnyItem]) -> list[Fields]:
+def make_messages(items: Iterable[AnyItem]) -> list[Fields]:
     """Items as messages: reasoning, text and calls in a row are one message of the assistant."""
     messages: list[Fields] = []
     for item in items:
@@ -355,7 +344,7 @@ def _text(content: str | Iterable[Any]) -> str:
         return content
     for at, part in enumerate(content):
         if isinstance(part, InputImage):
-            raise ApiError(400, f"input: content[{at}] of an assistant's message is an image", param="input")
+            raise field_error("input", f"input: content[{at}] of an assistant's message is an image")
     return "".join(_said(part) for part in content)
 
 
@@ -370,7 +359,7 @@ def _tools(body: InputTokensRequest) -> Fields:
         names = {one.name for one in choice.tools}
         if missing := names - {tool.name for tool in tools}:
             message = f"tool_choice allows {min(missing)!r}, which tools does not have"
-            raise ApiError(400, message, param="tool_choice", code="invalid_value")
+            raise field_error("tool_choice", message)
         tools, wanted = [tool for tool in tools if tool.name in names], choice.mode
     elif isinstance(choice, FunctionChoice):
         wanted = {"type": "function", "function": {"name": choice.name}}

@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from stretto.server.generation.generation import Generation
 from stretto.server.generation.vectors import call
 from stretto.server.http.bodies import form_file, form_schema, make_router, opened_form
-from stretto.server.http.errors import ApiError, Json
+from stretto.server.http.errors import Json, field_error
 from stretto.tasks import Transcript
 from stretto.tasks.results import srt, vtt
 
@@ -43,29 +43,27 @@ async def transcriptions(request: Request) -> Response:
     transcript, timings = await call(
         request, model, "transcribe", prepare, lambda llm, inputs: llm.transcribe(inputs[0]), "file"
     )
-    return answer_of(transcript, kind, timings)
+    return write_transcript(transcript, kind, timings)
 
 
 def _checked(form: FormData) -> tuple[str, str]:
     """The model's name and the format of the answer."""
     for name in form:
         if name not in FIELDS:
-            raise ApiError(
-                400, f"{name[:80]!r} is no field here; there are {', '.join(FIELDS)}", param=name[:80]
-            )
+            raise field_error(name[:80], f"{name[:80]!r} is no field here; there are {', '.join(FIELDS)}")
     model, kind = form.get("model"), form.get("response_format") or "json"
     if not isinstance(model, str) or not 0 < len(model) <= 256:
-        raise ApiError(400, "model: the form needs the name of a model", param="model", code="missing")
+        raise field_error("model", "model: the form needs the name of a model", "missing")
     if not isinstance(kind, str) or kind not in FORMATS:
-        raise ApiError(400, f"response_format must be one of {', '.join(FORMATS)}", param="response_format")
+        raise field_error("response_format", f"response_format must be one of {', '.join(FORMATS)}")
     if form.get("temperature") not in (None, "", "0", "0.0"):
-        raise ApiError(400, "temperature must be 0: the most probable text is written", param="temperature")
+        raise field_error("temperature", "temperature must be 0: the most probable text is written")
     if form.get("language") not in (None, "", "en"):
-        raise ApiError(400, "language must be en: the model knows no other", param="language")
+        raise field_error("language", "language must be en: the model knows no other")
     return model, kind
 
 
-def answer_of(transcript: Transcript, kind: str, timings: dict[str, float]) -> Response:
+def write_transcript(transcript: Transcript, kind: str, timings: dict[str, float]) -> Response:
     """The transcript in one of OpenAI's formats."""
     if kind == "text":
         return PlainTextResponse(transcript.text + "\n")

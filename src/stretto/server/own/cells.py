@@ -28,12 +28,11 @@ from stretto.llm import LLM
 from stretto.server.generation.answer import long_json
 from stretto.server.generation.fields import ModelName
 from stretto.server.http.bodies import make_router
-from stretto.server.http.callers import Caller, caller_of
 from stretto.server.http.errors import ApiError, Json
 from stretto.server.http.served_model import ServedModel
-from stretto.server.http.state import State, state_of
+from stretto.server.http.state import Caller, State, caller_of, state_of
 from stretto.server.http.streaming import event
-from stretto.server.own.requests import owned
+from stretto.server.own.requests import find_owned
 
 router = make_router("Stretto")
 
@@ -56,7 +55,7 @@ async def cells(request: Request, model: ModelName) -> Response:
     if not isinstance(llm, LLM):
         return Json({"model": model, "loaded": False, "cells": 0, "free": 0, "used": [], "sequences": []})
     copied, _ = await _read(state, llm.cells.copied)
-    is_shown = (lambda sequence: True) if caller.admin else owned(state, caller, copied.salts)
+    is_shown = (lambda sequence: True) if caller.admin else find_owned(state, caller, copied.salts)
     snapshot = await asyncio.to_thread(copied.as_data, is_shown)
     return await long_json({"model": model, "loaded": True, **snapshot}, 4 * len(snapshot["used"]))
 
@@ -73,7 +72,7 @@ async def cell_at(
         raise ApiError(404, f"{model} has no cell {cell}; it has {n:,}", param="cell", code="not_found")
     found, _ = await _read(state, lambda: llm.cells.at(cell))
     caller = caller_of(request)
-    is_mine = owned(state, caller, found.salts)
+    is_mine = find_owned(state, caller, found.salts)
     shown = sorted(i for i in found.states if caller.admin or is_mine(i))
     token = found.token if shown else None
     return Json(
@@ -128,7 +127,7 @@ class CellEvents:
     async def _show(self, caller: Caller, copied: TableCopy | None) -> tuple[Shown, float]:
         mine: frozenset[int] = frozenset()
         if copied is not None:
-            mine = frozenset(filter(owned(self._state, caller, copied.salts), copied.views))
+            mine = frozenset(filter(find_owned(self._state, caller, copied.salts), copied.views))
         last = self._shown.get(caller)
         if last is not None and last.copied is copied and last.mine == mine:
             return last, 0.0

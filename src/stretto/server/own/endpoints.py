@@ -20,18 +20,17 @@ from stretto.parallel.options import ParallelParams
 from stretto.parallel.render import ParallelText
 from stretto.parallel.types import Attention, Member, ParallelStep
 from stretto.server.generation.answer import Answer, Streamed, clamp_logprob, long_json, start_answer
-from stretto.server.generation.chat import ids_of
-from stretto.server.generation.fields import Body, ModelName, Name, Number, Stop, Text, Tokens, within
+from stretto.server.generation.chat import encode_prompt
+from stretto.server.generation.fields import Body, ModelName, Name, Number, Stops, Text, Tokens, within
 from stretto.server.generation.generation import Generation, lease_model, unless_gone
-from stretto.server.generation.kept import listed, release
+from stretto.server.generation.kept import list_pins, release
 from stretto.server.generation.options import check_prompts
 from stretto.server.http import metrics
 from stretto.server.http.bodies import make_router
-from stretto.server.http.callers import caller_of, require_admin
-from stretto.server.http.errors import ApiError, Json
+from stretto.server.http.errors import Json, field_error
 from stretto.server.http.registry import choose_adapter
 from stretto.server.http.served_model import ServedModel
-from stretto.server.http.state import state_of
+from stretto.server.http.state import caller_of, require_admin, state_of
 from stretto.server.http.streaming import DONE, event
 from stretto.server.http.usage import cpu_seconds
 from stretto.text.tokenizer import Tokenizer
@@ -58,10 +57,10 @@ def check_attention(llm: LLM, prompt: str | list[int], options: dict[str, Any]) 
             f"attention of {steps} steps with up to {width} members takes up to {need >> 20} MiB, and "
             f"{ATTENTION_BYTES >> 20} are allowed: set max_tokens or max_width lower, or shorten the prompt"
         )
-        raise ApiError(400, message, param="attention", code="over_limit")
+        raise field_error("attention", message, "over_limit")
 
 
-def in_brief(attention: Attention, tokenizer: Tokenizer) -> dict[str, Any]:
+def shorten_attention(attention: Attention, tokenizer: Tokenizer) -> dict[str, Any]:
     """The mean over layers and heads: the columns with the most weight, in order of position."""
     weights = attention.weights.mean((0, 1))  # float32[members, cells]
     most = np.sort(np.argsort(weights.max(0))[-ATTENTION_COLUMNS:])
@@ -101,7 +100,7 @@ class StepAnswer(Answer):
         answer = {"model": self._model, **self._timed(text)}
         for step, told in zip(text.steps, answer["steps"], strict=True):
             if step.attention is not None:
-                told["attention"] = in_brief(step.attention, self.tokenizer)
+                told["attention"] = shorten_attention(step.attention, self.tokenizer)
         return answer
 
     def _timed(self, text: ParallelText) -> dict[str, Any]:
@@ -128,7 +127,7 @@ class StepAnswer(Answer):
         }
         before, self._before = self._before, step
         if before is not None and before.attention is not None:
-            told["attention"] = {"index": before.index, **in_brief(before.attention, self.tokenizer)}
+            told["attention"] = {"index": before.index, **shorten_attention(before.attention, self.tokenizer)}
         return event(told).encode()
 
     async def end(self) -> bytes:
@@ -174,7 +173,7 @@ class ParallelRequest(Body):
     temperature: Annotated[Number, within("temperature")] | None = None
     max_tokens: Annotated[int, within("max_tokens")] | None = None
     ignore_eos: bool | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
+    stop: Stops | None = None
     timeout: Annotated[Number, within("timeout")] | None = None
     attention: bool | None = Field(None, description="Tell what the members of each set attend to.")
 
@@ -242,7 +241,7 @@ async def _stats(served: ServedModel) -> dict[str, Any]:
 async def pins(request: Request, model: ModelName) -> Response:
     """The prompts that the caller has pinned in a model's cache (`cache_pin`); all of them for an admin."""
     served = state_of(request).registry.find(model)
-    return Json({"model": model, "pins": listed(served, caller_of(request))})
+    return Json({"model": model, "pins": list_pins(served, caller_of(request))})
 
 
 @router.delete("/stretto/pins/{name}")
@@ -259,7 +258,7 @@ async def unpin(name: str, request: Request, model: ModelName, caller: CallerNam
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """Text to tokens, or tokens to text."""
     if (body.text is None) == (body.tokens is None):
-        raise ApiError(400, "give either text or tokens", param="text")
+        raise field_error("text", "give either text or tokens")
     field = "text" if body.text is not None else "tokens"
     check_prompts(field, [body.text or body.tokens or ""], state_of(request).settings.limits)
     async with lease_model(request, body.model, "text") as generation:
@@ -290,7 +289,7 @@ async def score(body: ScoreRequest, request: Request) -> Response:
     check_prompts("text", [body.text], state_of(request).settings.limits)
     async with lease_model(request, body.model, "text") as generation:
         llm = generation.lease.llm
-        ids = await asyncio.to_thread(ids_of, llm, body.text)
+        ids = await asyncio.to_thread(encode_prompt, llm, body.text)
         scores = await unless_gone(request, llm.ascore(ids, adapter=generation.lease.adapter))
         pieces = await asyncio.to_thread(list_pieces, llm.tokenizer, ids)
     logprobs = [clamp_logprob(float(number)) for number in scores]

@@ -20,14 +20,13 @@ from starlette.types import Receive, Scope, Send
 from stretto import __version__
 from stretto.engine.metrics import HISTORY_SECONDS
 from stretto.server.http.bodies import make_router
-from stretto.server.http.callers import Caller, caller_of
-from stretto.server.http.errors import ApiError, translate
+from stretto.server.http.errors import ApiError, field_error, translate
 from stretto.server.http.history import Load, Watched, columns
 from stretto.server.http.logs import LastLines
-from stretto.server.http.state import State, state_of
+from stretto.server.http.state import Caller, State, caller_of, state_of
 from stretto.server.http.streaming import DIRECT, OpenResponse, event
 from stretto.server.own.cells import CellEvents
-from stretto.server.own.requests import listed
+from stretto.server.own.requests import list_requests
 
 router = make_router("Stretto")
 
@@ -198,7 +197,7 @@ class Live:
 
     def _requests_of(self, caller: Caller) -> str:
         if caller not in self._requests:
-            self._requests[caller] = event({"requests": listed(self.state, caller)})
+            self._requests[caller] = event({"requests": list_requests(self.state, caller)})
         return self._requests[caller]
 
 
@@ -245,7 +244,7 @@ async def live(
     if model is not None:
         state.registry.find(model)
     if cells and model is None:
-        raise ApiError(400, "cells needs the name of a model", param="model", code="missing_field")
+        raise field_error("model", "cells needs the name of a model", "missing_field")
     hub: Live = request.app.state.live
     hub.check_room()
     return LiveStream(hub, Watcher(caller_of(request), model if cells else None))

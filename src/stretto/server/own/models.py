@@ -21,13 +21,12 @@ from stretto.models.summary import in_words
 from stretto.server.generation.fields import Body, ModelName, Name
 from stretto.server.generation.generation import unless_gone
 from stretto.server.http.bodies import make_router
-from stretto.server.http.callers import caller_of, require_admin
-from stretto.server.http.errors import ApiError, Json, translate
-from stretto.server.http.pulls import Pull, source_of
+from stretto.server.http.errors import ApiError, Json, field_error, translate
+from stretto.server.http.pulls import Pull, check_source
 from stretto.server.http.registry import Registry
-from stretto.server.http.served_model import TASK_FACTOR, WORKING_BYTES, ServedModel, context_of
-from stretto.server.http.state import state_of
-from stretto.server.http.streaming import EventStream
+from stretto.server.http.served_model import TASK_FACTOR, WORKING_BYTES, ServedModel, find_context_length
+from stretto.server.http.state import caller_of, require_admin, state_of
+from stretto.server.http.streaming import ValueStream
 from stretto.server.settings import ModelEntry, Settings
 from stretto.text.reasoning import find_format
 from stretto.weights import hub
@@ -52,7 +51,7 @@ PARTS = (
 )
 
 
-def facts_of(served: ServedModel, settings: Settings, with_source: bool) -> dict[str, Any]:
+def describe_model(served: ServedModel, settings: Settings, with_source: bool) -> dict[str, Any]:
     """A model of the list; where it comes from is for administrators."""
     facts, llm = served.facts, served.llm
     route = getattr(llm, "route", None)
@@ -71,7 +70,7 @@ def facts_of(served: ServedModel, settings: Settings, with_source: bool) -> dict
         "architecture": facts["architecture"],
         "parameters": facts["parameters"],
         "formats": facts["formats"],
-        "context_length": context_of(served, settings),
+        "context_length": find_context_length(served, settings),
         "vision": llm.vision is not None if isinstance(llm, LLM) else facts["vision"],
         "template": llm.has_template if isinstance(llm, LLM) else bool(facts["template"]),
         "thinking": find_format(facts["template"]) is not None,
@@ -225,7 +224,7 @@ async def models(request: Request) -> Response:
     registry = state.registry
     return Json(
         {
-            "models": [facts_of(served, state.settings, admin) for served in registry.models.values()],
+            "models": [describe_model(served, state.settings, admin) for served in registry.models.values()],
             "memory": _memory(registry),
             "admin": admin,
         }
@@ -241,7 +240,7 @@ async def load(body: ModelRequest, request: Request) -> Response:
         served = await unless_gone(request, state.registry.load(body.model))
     except Exception as error:
         raise translate(error, "model") from error
-    return Json({"model": facts_of(served, state.settings, True), "memory": _memory(state.registry)})
+    return Json({"model": describe_model(served, state.settings, True), "memory": _memory(state.registry)})
 
 
 @router.post("/stretto/models/unload")
@@ -252,7 +251,7 @@ async def unload(body: ModelRequest, request: Request) -> Response:
     served = state.registry.find(body.model)
     if not await state.registry.unload(body.model):
         raise _in_use(served)
-    return Json({"model": facts_of(served, state.settings, True), "memory": _memory(state.registry)})
+    return Json({"model": describe_model(served, state.settings, True), "memory": _memory(state.registry)})
 
 
 @router.post("/stretto/models/remove")
@@ -274,16 +273,16 @@ async def copy(body: CopyRequest, request: Request) -> Response:
     served = state.registry.find(body.model)
     await asyncio.to_thread(require_backend, served, body.backend)
     made = await state.registry.add(replace(served.entry, name=body.name, backend=body.backend))
-    return Json({"model": facts_of(made, state.settings, True), "memory": _memory(state.registry)})
+    return Json({"model": describe_model(made, state.settings, True), "memory": _memory(state.registry)})
 
 
 @router.post("/stretto/models/pull")
 async def pull(body: PullRequest, request: Request) -> Response:
     """Fetch a model and serve it: events with the progress, then `done` with its name."""
     require_admin(request)
-    source = source_of(body.source)
+    source = check_source(body.source)
     started = Pull(state_of(request), ModelEntry(body.name or source, source))
-    return EventStream(started.events(), started.stop)
+    return ValueStream(started.events(), started.stop)
 
 
 @router.get("/stretto/models/inspect")
@@ -309,9 +308,9 @@ def _memory(registry: Registry) -> dict[str, Any]:
 
 
 def _in_use(served: ServedModel) -> ApiError:
-    return ApiError(
-        409,
+    return field_error(
+        "model",
         f"{served.name} is in use by {served.users} requests; wait for them or cancel them",
-        param="model",
-        code="in_use",
+        "in_use",
+        status=409,
     )

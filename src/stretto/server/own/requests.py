@@ -10,9 +10,8 @@ from fastapi import Request
 from starlette.responses import Response
 
 from stretto.server.http.bodies import make_router
-from stretto.server.http.callers import Caller, caller_of
 from stretto.server.http.errors import ApiError, Json
-from stretto.server.http.state import Running, State, state_of
+from stretto.server.http.state import Caller, Running, State, caller_of, state_of
 
 router = make_router("Stretto")
 
@@ -20,7 +19,7 @@ router = make_router("Stretto")
 @router.get("/stretto/requests")
 async def running_requests(request: Request) -> Response:
     """The requests that run: the caller's own, all of them for an admin."""
-    return Json({"requests": listed(state_of(request), caller_of(request))})
+    return Json({"requests": list_requests(state_of(request), caller_of(request))})
 
 
 @router.delete("/stretto/requests/{name}")
@@ -34,13 +33,13 @@ async def cancel(name: str, request: Request) -> Response:
     raise ApiError(404, f"no request {name[:100]!r} of yours runs here", param="name", code="not_found")
 
 
-def listed(state: State, caller: Caller) -> list[dict[str, Any]]:
+def list_requests(state: State, caller: Caller) -> list[dict[str, Any]]:
     """The requests that a caller may see, the oldest first."""
     shown = [generation for generation in state.generations if _is_shown(generation, caller)]
     return [_facts(generation, caller) for generation in sorted(shown, key=lambda one: one.since)]
 
 
-def owned(state: State, caller: Caller, salts: dict[int, str]) -> Callable[[int], bool]:
+def find_owned(state: State, caller: Caller, salts: dict[int, str]) -> Callable[[int], bool]:
     """Whether a sequence is a caller's: one of its running requests, or one with its salt.
 
     Where prefixes are shared, cells of requests that have ended belong to nobody.

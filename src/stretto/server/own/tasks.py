@@ -18,7 +18,7 @@ from stretto.server.generation.images import from_url
 from stretto.server.generation.options import check_at_most, check_prompts
 from stretto.server.generation.vectors import call
 from stretto.server.http.bodies import make_router
-from stretto.server.http.errors import ApiError, Json
+from stretto.server.http.errors import Json, field_error
 from stretto.server.http.state import state_of
 from stretto.tasks import TaskModel
 
@@ -45,9 +45,7 @@ class RerankRequest(ForModel):
 
     query: Text
     documents: Annotated[list[Text | Document], Field(min_length=1, max_length=1024)] | None = None
-    texts: (
-        Annotated[Texts, Field(description="As documents, of TEI's clients; the answer is a list.")] | None
-    ) = None
+    texts: Texts | None = Field(None, description="As documents, of TEI's clients; the answer is a list.")
     top_n: Count | None = Field(None, description="How many of the best are returned; all, if not given.")
     return_documents: bool = Field(False, description="Whether results carry their texts.")
 
@@ -81,7 +79,7 @@ async def rerank(body: RerankRequest, request: Request) -> Response:
     given = body.documents if body.texts is None else body.texts
     field = "documents" if body.texts is None else "texts"
     if given is None or (body.documents is not None and body.texts is not None):
-        raise ApiError(400, "give documents, or texts", param="documents", code="missing_field")
+        raise field_error("documents", "give documents, or texts", "missing_field")
     texts = [one if isinstance(one, str) else one.text for one in given]
     check_prompts(field, [body.query, *texts], state_of(request).settings.limits, most=1 + len(texts))
 
@@ -128,56 +126,36 @@ async def classify(body: ClassifyRequest, request: Request) -> Response:
     """The labels of texts, images or files."""
     given = [name for name in ("input", "image", "data") if getattr(body, name) is not None]
     if len(given) != 1:
-        raise ApiError(400, "give one of input, image and data", param=given[-1] if given else "input")
+        raise field_error(given[-1] if given else "input", "give one of input, image and data")
     field = given[0]
-    return await _each(
-        body.model,
-        request,
-        "classify",
-        field,
-        _list(getattr(body, field)),
-        lambda model, inputs: model.classify(inputs, top=body.top),
-    )
+    return await _each(request, body.model, "classify", field, getattr(body, field), top=body.top)
 
 
 @router.post("/stretto/detect")
 async def detect(body: DetectRequest, request: Request) -> Response:
     """The objects in images."""
     options = {} if body.threshold is None else {"threshold": body.threshold}
-    return await _each(
-        body.model,
-        request,
-        "detect",
-        "image",
-        _list(body.image),
-        lambda model, images: model.detect(images, **options),
-    )
+    return await _each(request, body.model, "detect", "image", body.image, **options)
 
 
 @router.post("/stretto/segment")
 async def segment(body: ImageRequest, request: Request) -> Response:
     """The foreground of images."""
-    return await _each(
-        body.model,
-        request,
-        "segment",
-        "image",
-        _list(body.image),
-        lambda model, images: model.segment(images),
-    )
+    return await _each(request, body.model, "segment", "image", body.image)
 
 
 @router.post("/stretto/read")
 async def read(body: ImageRequest, request: Request) -> Response:
     """The text in images."""
-    return await _each(
-        body.model, request, "read", "image", _list(body.image), lambda model, images: model.read(images)
-    )
+    return await _each(request, body.model, "read", "image", body.image)
 
 
-async def _each(name: str, request: Request, verb: str, field: str, inputs: list[str], work: Any) -> Response:
-    """An answer with a result for each input."""
+async def _each(
+    request: Request, name: str, verb: str, field: str, given: str | list[str], **options: Any
+) -> Response:
+    """An answer with a result of the model's verb for each input, which a field has."""
     settings = state_of(request).settings
+    inputs = [given] if isinstance(given, str) else given
 
     async def prepare(generation: Generation) -> list[Any]:
         if field == "image":
@@ -190,6 +168,9 @@ async def _each(name: str, request: Request, verb: str, field: str, inputs: list
         check_prompts(field, inputs, settings.limits)
         return list(inputs)
 
+    def work(model: Any, ready: list[Any]) -> Any:
+        return getattr(model, verb)(ready, **options)
+
     results, timings = await call(request, name, verb, prepare, work, field)
     data = await asyncio.to_thread(lambda: [result.to_dict() for result in results])
     return Json({"model": name, "object": "list", "data": data, "timings": timings})
@@ -200,15 +181,11 @@ def _require_texts(generation: Generation) -> None:
     model: Any = generation.lease.llm
     if isinstance(model, TaskModel) and model.takes != "text":
         field = "image" if model.takes == "image" else "data"
-        raise ApiError(400, f"{model.name} takes no texts; give {field}", param="input", code="invalid_value")
-
-
-def _list(given: Any) -> list[str]:
-    return [given] if isinstance(given, str) else list(given)
+        raise field_error("input", f"{model.name} takes no texts; give {field}")
 
 
 def _bytes(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise ApiError(400, "data: this is not base64", param="data", code="invalid_value") from None
+        raise field_error("data", "data: this is not base64") from None
