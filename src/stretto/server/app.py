@@ -29,7 +29,6 @@ from stretto.server.ollama import endpoints as ollama
 from stretto.server.ollama import models as ollama_models
 from stretto.server.openai import batches, responses, speech
 from stretto.server.openai import endpoints as openai
-from stretto.server.openai import endpoints as tokenizer_info
 from stretto.server.openai.batch_store import BatchStore
 from stretto.server.own import cells, live, pages, requests, tasks
 from stretto.server.own import endpoints as own
@@ -55,7 +54,7 @@ ROUTERS = (
     aliases.llama_router,
     llama_server.router,
     llama_models.router,
-    tokenizer_info.info_router,
+    openai.info_router,
     kept.router,
     aliases.router,
     own.router,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from stretto import __version__
 from stretto.engine.metrics import Histogram, Metrics
@@ -97,7 +97,7 @@ def _server_metrics(state: State) -> Iterator[Sampled]:
     ]
     yield "http_responses_total", "counter", "answers by path and status", answers
     yield "http_active", "gauge", "requests under way", [({}, traffic.active)]
-    lost = [({}, n_lost_lines())]
+    lost: list[tuple[Labels, float]] = [({}, n_lost_lines())]
     yield "log_lines_lost_total", "counter", "lines that could not be written to the log", lost
     yield "models_bytes", "gauge", "what the loaded models take", [({}, registry.loaded_bytes)]
     yield "models_limit_bytes", "gauge", "what they may take", [({}, registry.limit)]
@@ -190,16 +190,6 @@ VLLM_GAUGES = {
     "num_requests_waiting": "Requests that wait",
 }
 VLLM_CACHE = ("kv_cache_usage_perc", "gpu_cache_usage_perc")  # the same, by its newer and its older name
-VLLM_COUNTERS = {
-    "prompt_tokens_total": "Tokens of prompts, with cached ones",
-    "generation_tokens_total": "Tokens that were generated",
-    "num_preemptions_total": "How often a request was sent back to the queue",
-    "prefix_cache_queries_total": "Prompt tokens that were looked up in the prefix cache",
-    "prefix_cache_hits_total": "Prompt tokens that were found there",
-    "spec_decode_num_drafts_total": "Drafts that were verified",
-    "spec_decode_num_draft_tokens_total": "Draft tokens that were verified",
-    "spec_decode_num_accepted_tokens_total": "Draft tokens that were accepted",
-}
 VLLM_HISTOGRAMS = {  # with the field of `Metrics`
     "time_to_first_token_seconds": ("first_token", "From a request to its first token"),
     "inter_token_latency_seconds": ("between_tokens", "From a token to the next of its request"),
@@ -232,35 +222,46 @@ def vllm_lines(
         yield from metric(f"vllm:{name}", "gauge", text, [(at, m.held_cells / max(n, 1)) for at, m, n in now])
     sizes = [({**label, "block_size": "1", "num_gpu_blocks": str(n)}, 1) for label, _, n in now]
     yield from metric("vllm:cache_config_info", "gauge", "Cells, as blocks of one token", sizes)
-    values = [(_vllm_labels(name), m, _vllm_counters(m)) for name, m in counted]
-    for name, text in VLLM_COUNTERS.items():
-        yield from metric(f"vllm:{name}", "counter", text, [(label, v[name]) for label, _, v in values])
+    values = [(_vllm_labels(name), m) for name, m in counted]
+    for name, (text, count) in VLLM_COUNTERS.items():
+        yield from metric(f"vllm:{name}", "counter", text, [(label, count(m)) for label, m in values])
     ended = [
         ({**label, "finished_reason": reason}, n)
-        for label, m, _ in values
+        for label, m in values
         for reason, n in _vllm_finished(m).items()
     ]
     yield from metric("vllm:request_success_total", "counter", "Requests by how they ended", ended)
     for name, (field, text) in VLLM_HISTOGRAMS.items():
-        yield from histogram(f"vllm:{name}", text, [(label, getattr(m, field)) for label, m, _ in values])
+        yield from histogram(f"vllm:{name}", text, [(label, getattr(m, field)) for label, m in values])
 
 
 def _vllm_labels(name: str) -> Labels:
     return {"model_name": name, "engine": "0"}
 
 
-def _vllm_counters(m: Metrics) -> dict[str, int]:
-    prompt = m.prompt_tokens + m.short_prompts + m.cached_tokens
-    return {
-        "prompt_tokens_total": prompt,
-        "generation_tokens_total": m.first_token.n + m.between_tokens.n,
-        "num_preemptions_total": m.preempted,
-        "prefix_cache_queries_total": prompt,
-        "prefix_cache_hits_total": m.cached_tokens,
-        "spec_decode_num_drafts_total": m.drafts,
-        "spec_decode_num_draft_tokens_total": m.drafted_tokens,
-        "spec_decode_num_accepted_tokens_total": m.accepted_tokens,
-    }
+def _count_prompt_tokens(m: Metrics) -> int:
+    return m.prompt_tokens + m.short_prompts + m.cached_tokens
+
+
+VLLM_COUNTERS: dict[str, tuple[str, Callable[[Metrics], int]]] = {
+    "prompt_tokens_total": ("Tokens of prompts, with cached ones", _count_prompt_tokens),
+    "generation_tokens_total": (
+        "Tokens that were generated",
+        lambda m: m.first_token.n + m.between_tokens.n,
+    ),
+    "num_preemptions_total": ("How often a request was sent back to the queue", lambda m: m.preempted),
+    "prefix_cache_queries_total": (
+        "Prompt tokens that were looked up in the prefix cache",
+        _count_prompt_tokens,
+    ),
+    "prefix_cache_hits_total": ("Prompt tokens that were found there", lambda m: m.cached_tokens),
+    "spec_decode_num_drafts_total": ("Drafts that were verified", lambda m: m.drafts),
+    "spec_decode_num_draft_tokens_total": ("Draft tokens that were verified", lambda m: m.drafted_tokens),
+    "spec_decode_num_accepted_tokens_total": (
+        "Draft tokens that were accepted",
+        lambda m: m.accepted_tokens,
+    ),
+}
 
 
 def _vllm_finished(m: Metrics) -> dict[str, int]:
@@ -275,26 +276,6 @@ def _vllm_finished(m: Metrics) -> dict[str, int]:
 # And under llama-server's names, for its dashboards: sums over all models since the server started.
 #
 # Its two rates are those since the scrape before, 0 if nothing was computed meanwhile.
-
-LLAMA_COUNTERS = {
-    "prompt_tokens_total": "Prompt tokens that were computed, without cached ones",
-    "prompt_tokens_cached_total": "Prompt tokens found in the prefix cache",
-    "prompt_seconds_total": "Seconds from requests to their first tokens",
-    "tokens_predicted_total": "Tokens that were generated",
-    "tokens_predicted_seconds_total": "Seconds from first tokens to last tokens",
-    "n_decode_total": "Forward passes",
-    "n_tokens_max": "Tokens of the longest text so far, with its prompt",
-    "spec_decode_num_draft_tokens_total": "Draft tokens that were verified",
-    "spec_decode_num_accepted_tokens_total": "Draft tokens that were accepted",
-    "spec_decode_num_drafts_total": "Drafts that were verified",
-}
-LLAMA_GAUGES = {
-    "prompt_tokens_seconds": "Prompt tokens per second since the last scrape",
-    "predicted_tokens_seconds": "Tokens generated per second and request since then, without first ones",
-    "requests_processing": "Requests that run",
-    "requests_deferred": "Requests that wait",
-    "n_busy_slots_per_decode": "Requests that ran, on average over forward passes",
-}
 
 
 class Scrapes:
@@ -312,12 +293,8 @@ class Scrapes:
 
 def llama_lines(engines: list[Metrics], scrapes: Scrapes) -> Iterator[str]:
     """Samples with their help and type, without labels, as llama-server has them."""
-    values = _llama_values(engines, scrapes)
-    for kind, names in (("counter", LLAMA_COUNTERS), ("gauge", LLAMA_GAUGES)):
-        for name, text in names.items():
-            yield f"# HELP llamacpp:{name} {text}"
-            yield f"# TYPE llamacpp:{name} {kind}"
-            yield f"llamacpp:{name} {values[name]}"
+    for name, kind, text, value in _llama_metrics(engines, scrapes):
+        yield from metric(f"llamacpp:{name}", kind, text, [({}, value)])
 
 
 def start_header(uptime: float) -> dict[str, str]:
@@ -325,26 +302,34 @@ def start_header(uptime: float) -> dict[str, str]:
     return {"Process-Start-Time-Unix": str(int(time.time() - uptime))}
 
 
-def _llama_values(engines: list[Metrics], scrapes: Scrapes) -> dict[str, float]:
+def _llama_metrics(engines: list[Metrics], scrapes: Scrapes) -> Iterator[tuple[str, str, str, float]]:
     prompt = sum(one.prompt_tokens + one.short_prompts for one in engines)
+    cached = sum(one.cached_tokens for one in engines)
     until_first = sum(one.first_token.total for one in engines)
+    n_firsts = sum(one.first_token.n for one in engines)
     n_later = sum(one.between_tokens.n for one in engines)
     later = sum(one.between_tokens.total for one in engines)
     passes = sum(one.width.n for one in engines)
-    return {
-        "prompt_tokens_total": prompt,
-        "prompt_tokens_cached_total": sum(one.cached_tokens for one in engines),
-        "prompt_seconds_total": until_first,
-        "tokens_predicted_total": sum(one.first_token.n for one in engines) + n_later,
-        "tokens_predicted_seconds_total": later,
-        "n_decode_total": passes,
-        "n_tokens_max": max((one.longest for one in engines), default=0),
-        "spec_decode_num_draft_tokens_total": sum(one.drafted_tokens for one in engines),
-        "spec_decode_num_accepted_tokens_total": sum(one.accepted_tokens for one in engines),
-        "spec_decode_num_drafts_total": sum(one.drafts for one in engines),
-        "prompt_tokens_seconds": scrapes.rate("prompt", prompt, until_first),
-        "predicted_tokens_seconds": scrapes.rate("predicted", n_later, later),
-        "requests_processing": sum(one.running for one in engines),
-        "requests_deferred": sum(one.waiting for one in engines),
-        "n_busy_slots_per_decode": sum(one.pass_requests for one in engines) / max(passes, 1),
-    }
+    longest = max((one.longest for one in engines), default=0)
+    drafted = sum(one.drafted_tokens for one in engines)
+    accepted = sum(one.accepted_tokens for one in engines)
+    busy = sum(one.pass_requests for one in engines) / max(passes, 1)
+    yield "prompt_tokens_total", "counter", "Prompt tokens that were computed, without cached ones", prompt
+    yield "prompt_tokens_cached_total", "counter", "Prompt tokens found in the prefix cache", cached
+    yield "prompt_seconds_total", "counter", "Seconds from requests to their first tokens", until_first
+    yield "tokens_predicted_total", "counter", "Tokens that were generated", n_firsts + n_later
+    yield "tokens_predicted_seconds_total", "counter", "Seconds from first tokens to last tokens", later
+    yield "n_decode_total", "counter", "Forward passes", passes
+    yield "n_tokens_max", "counter", "Tokens of the longest text so far, with its prompt", longest
+    yield "spec_decode_num_draft_tokens_total", "counter", "Draft tokens that were verified", drafted
+    yield "spec_decode_num_accepted_tokens_total", "counter", "Draft tokens that were accepted", accepted
+    drafts = sum(one.drafts for one in engines)
+    yield "spec_decode_num_drafts_total", "counter", "Drafts that were verified", drafts
+    speed = scrapes.rate("prompt", prompt, until_first)
+    yield "prompt_tokens_seconds", "gauge", "Prompt tokens per second since the last scrape", speed
+    text = "Tokens generated per second and request since then, without first ones"
+    yield "predicted_tokens_seconds", "gauge", text, scrapes.rate("predicted", n_later, later)
+    yield "requests_processing", "gauge", "Requests that run", sum(one.running for one in engines)
+    yield "requests_deferred", "gauge", "Requests that wait", sum(one.waiting for one in engines)
+    text = "Requests that ran, on average over forward passes"
+    yield "n_busy_slots_per_decode", "gauge", text, busy
