@@ -82,10 +82,10 @@ def cluster(policy, replicas, cells, port, model, folder):
     if policy == "ray":
         application = deployment.options(**options).bind(model, cells)
     else:
-        from stretto.deploy.router import attached, configure
+        from stretto.deploy.router import attach_router, configure
 
         kind = "round robin" if policy == "round robin" else "prefix"
-        application = attached(deployment.options(**configure(options, policy=kind)).bind(model, cells))
+        application = attach_router(deployment.options(**configure(options, policy=kind)).bind(model, cells))
     serve.run(application, name="app", route_prefix="/")
     print("READY", flush=True)
     for line in sys.stdin:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from fleet_policies import LeastLoaded, PowerOfTwo, SessionHash
 from stretto.deploy.policy import Ask, Holdings, PrefixPolicy, RoundRobin
-from stretto.deploy.prefixes import BLOCK_TOKENS, bounded, packed
+from stretto.deploy.prefixes import BLOCK_TOKENS, limit_keys, pack_keys
 from talks import LIVE, PUBLISHED, shuffled, talk_turns
 
 POLICIES = {
@@ -88,7 +88,7 @@ class Machine:
 
     def report(self, system):
         chains = [keys_of(talk, n, system) for talk, n in reversed(self.cache.items())]
-        return {"running": len(self.jobs), "keys": packed(bounded(chains))}
+        return {"running": len(self.jobs), "keys": pack_keys(limit_keys(chains))}
 
 
 @lru_cache(1 << 16)
@@ -125,7 +125,7 @@ class Fleet:
     def report(self, now, name):
         machine, known = self.machines[name], self.holdings.replicas[name]
         if machine.has_news or known.picks or known.load != len(machine.jobs):  # else it would change nothing
-            self.holdings.reported(name, machine.report(self.system), now)
+            self.holdings.take_report(name, machine.report(self.system), now)
             machine.has_news = False
         self.at(now + REPORT_SECONDS, self.report, name)
 
@@ -135,7 +135,7 @@ class Fleet:
         ask = Ask(keys, session=str(turn.talk) if self.has_sessions else "")
         begun = time.thread_time()
         name = self.policy.order(ask, self.holdings, now)[0]
-        self.holdings.picked(name, ask, now)
+        self.holdings.note_pick(name, ask, now)
         self.cpu += time.thread_time() - begun
         machine = self.machines[name]
         own = machine.cache.get(turn.talk, 0)

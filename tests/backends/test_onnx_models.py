@@ -240,7 +240,7 @@ def test_gguf_files_are_not_for_this_backend(devices, monkeypatch):
     from tiny_models import tiny_file
 
     if devices == "all":  # which would be compared
-        monkeypatch.setattr(onnx_session, "missing", lambda device: "")
+        monkeypatch.setattr(onnx_session, "find_missing", lambda device: "")
     with pytest.raises(Unsupported, match="stretto export onnx"):
         stretto.load(tiny_file("llama").path, backend="onnx")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stretto.cli.chatting import keyboard
-from stretto.cli.generation import with_defaults
+from stretto.cli.generation import add_defaults
 from stretto.errors import PullError, Unsupported
 from stretto.tasks.loading import load_task
 from stretto.testing import mock_llm
@@ -176,12 +176,12 @@ def test_options_come_before_the_configuration_and_that_before_the_catalogue(mon
     entry = hub.known()["smollm2"]
     entry = replace(entry, defaults=ModelDefaults(SYSTEM, {"temperature": 0.1, "top_k": 7, "min_p": 0.2}))
     monkeypatch.setattr(hub, "known", lambda: {"smollm2": entry})
-    assert with_defaults("smollm2", None, {}, tells=False)[0] == SYSTEM
+    assert add_defaults("smollm2", None, {}, tells=False)[0] == SYSTEM
     (tmp_path / "config.toml").write_text('system = "Be kind."\n[sampling]\ntemperature = 0.5\ntop_k = 9\n')
-    system, settings = with_defaults("smollm2", None, {"temperature": 0.9}, tells=False)
+    system, settings = add_defaults("smollm2", None, {"temperature": 0.9}, tells=False)
     assert (system, settings) == ("Be kind.", {"temperature": 0.9, "top_k": 9, "min_p": 0.2})
-    assert with_defaults("smollm2", "", {}, tells=False)[0] is None
-    assert with_defaults("smollm2", "Hi", {}, tells=False)[0] == "Hi"
+    assert add_defaults("smollm2", "", {}, tells=False)[0] is None
+    assert add_defaults("smollm2", "Hi", {}, tells=False)[0] == "Hi"
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stretto.cli import config_file
-from stretto.cli.options import served
+from stretto.cli.options import resolve_served
 from stretto.cli.prompts import model_and_files
 from stretto.errors import InvalidRequest
 from stretto.testing import mock_llm
@@ -96,9 +96,9 @@ def test_the_limit_and_the_sampling_of_the_configuration(cli):
 
 def test_an_alias_is_served_under_its_name():
     config_file.set_value("alias.fast", "smollm2")
-    assert served("fast") == "fast=smollm2"
-    assert served("mine=fast") == "mine=smollm2"
-    assert served("smollm2") == "smollm2"
+    assert resolve_served("fast") == "fast=smollm2"
+    assert resolve_served("mine=fast") == "mine=smollm2"
+    assert resolve_served("smollm2") == "smollm2"
 
 
 def test_a_wrong_configuration_stops_a_command_before_it_begins(cli):

@@ -49,7 +49,7 @@ def test_all_settings_are_read(write):
         sampling={"temperature": 0.2, "top_k": 20},
         keep_logs=False,
     )
-    assert {one.key: one.line for one in config_file.found()} == {
+    assert {one.key: one.line for one in config_file.read_values()} == {
         "model": 2,
         "system": 3,
         "logs": 4,
@@ -153,11 +153,11 @@ def test_setting_values_keeps_comments_and_everything_else(write):
 )
 def test_a_value_can_be_set_and_unset_in_any_file(write, text, key, given, value):
     write(text)
-    before = {one.key: one.value for one in config_file.found()}
+    before = {one.key: one.value for one in config_file.read_values()}
     assert config_file.set_value(key, given) == value
-    assert {one.key: one.value for one in config_file.found()} == {**before, key: value}
+    assert {one.key: one.value for one in config_file.read_values()} == {**before, key: value}
     config_file.unset(key)
-    assert {one.key: one.value for one in config_file.found()} == {
+    assert {one.key: one.value for one in config_file.read_values()} == {
         k: v for k, v in before.items() if k != key
     }
 

@@ -7,7 +7,7 @@ import pytest
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from stretto.cli.exploring import Tree, explore, line_of, shown
+from stretto.cli.exploring import Tree, explore, render_branch, render_tree
 from stretto.testing import END, mock_llm
 from terminals import Terminal
 
@@ -55,12 +55,12 @@ def test_running_on_ends_at_the_end_of_the_text(tree):
 
 def test_the_screen_shows_text_and_branches(tree):
     tree.follow()
-    text = "".join(fragment[1] for fragment in shown(tree))
+    text = "".join(fragment[1] for fragment in render_tree(tree))
     assert text.startswith("xa\n")
     assert "1 tokens" in text
     assert "q quit" in text
-    assert line_of(tree.here.parent.branches[0]).startswith("•")
-    assert "100.0%" in line_of(tree.here.branches[0])
+    assert render_branch(tree.here.parent.branches[0]).startswith("•")
+    assert "100.0%" in render_branch(tree.here.branches[0])
 
 
 def test_keys(tree):

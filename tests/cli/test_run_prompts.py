@@ -94,7 +94,7 @@ def test_stdin_joins_the_prompt_and_stands_before_it(asked):
 
 def test_a_closed_stdin_is_no_prompt(asked, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
-    assert prompts.joined_prompt("Hi") == "Hi"
+    assert prompts.join_prompt("Hi") == "Hi"
     assert prompts.prompt_text(None) == ""
 
 
@@ -105,7 +105,7 @@ def test_a_pipe_that_says_nothing_is_mentioned(monkeypatch, capsys):
     monkeypatch.setattr(prompts.select, "select", lambda *args: (os.close(writing), ([], [], []))[1])
     with os.fdopen(reading) as pipe:
         monkeypatch.setattr(sys, "stdin", pipe)
-        assert prompts.joined_prompt("Hi") == "Hi"
+        assert prompts.join_prompt("Hi") == "Hi"
     assert "waiting for stdin to end" in capsys.readouterr().err
 
 

@@ -195,7 +195,7 @@ def test_stdin_is_bounded(monkeypatch):
     monkeypatch.setattr(task_files, "MAX_STDIN_BYTES", 10)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"x" * 11)))
     with pytest.raises(InvalidRequest, match="more than 10 bytes"):
-        task_files.texts_of([])
+        task_files.read_texts([])
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"x" * 11)))
     with pytest.raises(InvalidRequest, match="more than 10 bytes"):
-        task_files.source_of("-")
+        task_files.read_source("-")

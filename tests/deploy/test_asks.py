@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from serving import visiting
 from stretto.deploy import asks
-from stretto.deploy.asks import BLOCK_BYTES, MAX_EXACT_BYTES, MAX_PARSED_BYTES, TextModel, ask_of, bearer
+from stretto.deploy.asks import BLOCK_BYTES, MAX_EXACT_BYTES, MAX_PARSED_BYTES, TextModel, bearer, read_ask
 from stretto.deploy.environment import BUFFER_BYTES
 from stretto.deploy.policy import Ask
-from stretto.deploy.prefixes import BLOCK_TOKENS, report, saved_key, tenant_of, unpacked
+from stretto.deploy.prefixes import BLOCK_TOKENS, hash_tenant, report, saved_key, unpack_keys
 from stretto.testing import mock_llm
 
 STORY = "Once upon a time there was a mouse who lived behind the clock in the hall of an old house. "
@@ -48,10 +48,10 @@ def test_keys_are_those_that_a_replica_reports(models, path):
         body = {"model": "mock", **PROTOCOLS[path]}
         answer = web.post(path, json=body)
         assert answer.status_code == 200, answer.text
-        ask = ask_of(json.dumps(body).encode(), models)
+        ask = read_ask(json.dumps(body).encode(), models)
         assert ask.is_exact
         assert len(ask.keys) >= 4
-        assert set(ask.keys) <= set(unpacked(report(server.state)["keys"]))
+        assert set(ask.keys) <= set(unpack_keys(report(server.state)["keys"]))
 
 
 def test_parts_of_a_message_and_a_continued_one_have_the_servers_keys(models):
@@ -60,22 +60,22 @@ def test_parts_of_a_message_and_a_continued_one_have_the_servers_keys(models):
     fields = {"messages": said, "continue_final_message": True, "max_tokens": 1}
     with visiting() as (server, web):
         assert web.post("/v1/chat/completions", json={"model": "mock", **fields}).status_code == 200
-        ask = ask_of(dumped(**fields), models)
-        assert set(ask.keys) <= set(unpacked(report(server.state)["keys"]))
+        ask = read_ask(dumped(**fields), models)
+        assert set(ask.keys) <= set(unpack_keys(report(server.state)["keys"]))
         assert len(ask.keys) >= 4
 
 
 def test_the_next_turn_begins_with_the_keys_of_the_last_one(models):
-    first = ask_of(dumped(messages=SAID[:1]), models).keys
-    later = ask_of(dumped(messages=SAID), models).keys
+    first = read_ask(dumped(messages=SAID[:1]), models).keys
+    later = read_ask(dumped(messages=SAID), models).keys
     assert len(later) > len(first)
     assert list(later[: len(first)]) == list(first)
 
 
 def test_a_prompt_with_an_image_has_the_keys_before_it(models):
     with_image = [*SAID, {"role": "user", "content": [PICTURE, {"type": "text", "text": "What?"}]}]
-    found = ask_of(dumped(messages=with_image), models)
-    plain = ask_of(dumped(messages=[*SAID, {"role": "user", "content": STORY}]), models)
+    found = read_ask(dumped(messages=with_image), models)
+    plain = read_ask(dumped(messages=[*SAID, {"role": "user", "content": STORY}]), models)
     assert found.is_exact
     assert list(found.keys) == list(plain.keys[: len(found.keys)])
     assert len(found.keys) >= 4
@@ -84,48 +84,48 @@ def test_a_prompt_with_an_image_has_the_keys_before_it(models):
 def test_tenants_models_and_adapters_have_keys_of_their_own(models):
     data = dumped(messages=SAID)
     other = json.dumps({"model": "mock:fine", "messages": SAID}).encode()
-    ways = [ask_of(data, models), ask_of(data, models, tenant=tenant_of("a")), ask_of(other, models)]
+    ways = [read_ask(data, models), read_ask(data, models, tenant=hash_tenant("a")), read_ask(other, models)]
     assert all(way.is_exact for way in ways)
     assert len({way.keys[0] for way in ways}) == 3
 
 
 def test_an_unknown_model_is_known_by_its_text():
-    asks = [ask_of(dumped(messages=SAID[:n]), {}) for n in (1, 3)]
-    long = [ask_of(dumped(messages=[{"role": "user", "content": STORY * n}]), {}) for n in (9, 12)]
+    asks = [read_ask(dumped(messages=SAID[:n]), {}) for n in (1, 3)]
+    long = [read_ask(dumped(messages=[{"role": "user", "content": STORY * n}]), {}) for n in (9, 12)]
     assert [ask.is_exact for ask in asks] == [False, False]
     shared = [a == b for a, b in zip(*(ask.keys for ask in long), strict=False)]
     assert sum(shared) >= len(long[0].keys) - 1 > 1
 
 
 def test_what_goes_on_with_a_response_is_known_by_its_id(models):
-    ask = ask_of(dumped(input="More", previous_response_id="resp_1"), models)
+    ask = read_ask(dumped(input="More", previous_response_id="resp_1"), models)
     assert ask.saved == saved_key("resp_1")
     assert not ask.is_exact
 
 
 def test_sessions_come_from_the_header_or_the_body():
-    assert ask_of(dumped(prompt="x", prompt_cache_key="mine"), {}, "header").session == "header"
-    assert ask_of(dumped(prompt="x", prompt_cache_key="mine"), {}).session == "mine"
+    assert read_ask(dumped(prompt="x", prompt_cache_key="mine"), {}, "header").session == "header"
+    assert read_ask(dumped(prompt="x", prompt_cache_key="mine"), {}).session == "mine"
 
 
 def test_bodies_that_are_no_json_or_too_long_stick_by_their_beginning(models):
     for data in (b"{" * 100, b'"text"', b"[1]", b"\xff\xfe", b'{"model": "' + b"x" * MAX_PARSED_BYTES):
-        one, two = ask_of(data, models), ask_of(data + b" ", models)
+        one, two = read_ask(data, models), read_ask(data + b" ", models)
         assert len(one.keys) == len(data) // BLOCK_BYTES
         assert not one.is_exact
         assert one.session
         assert len(data) < 4096 or one.session == two.session
-    assert ask_of(b"", models) == Ask([], is_exact=False)
+    assert read_ask(b"", models) == Ask([], is_exact=False)
 
 
 def test_a_body_that_was_cut_off_is_known_by_its_bytes(models):
     said = [{"role": "user", "content": STORY * 10}]
     first, later, other = (dumped(messages=said + more) for more in ([], SAID, SAID[::-1]))
-    keys, found, else_found = (ask_of(data[:-2], models).keys for data in (first, later, other))
+    keys, found, else_found = (read_ask(data[:-2], models).keys for data in (first, later, other))
     assert len(keys) >= 3
     assert list(found)[: len(keys) - 1] == list(else_found)[: len(keys) - 1] == list(keys)[:-1]
     assert found != else_found
-    assert ask_of(first[:-2], models, tenant=b"x").keys != keys
+    assert read_ask(first[:-2], models, tenant=b"x").keys != keys
 
 
 def test_haproxys_buffer_holds_the_bodies_whose_tokens_are_made():
@@ -135,22 +135,22 @@ def test_haproxys_buffer_holds_the_bodies_whose_tokens_are_made():
 def test_remembered_texts_are_bounded(models, monkeypatch):
     monkeypatch.setattr(asks, "MEMO_CHARACTERS", 500)
     for n in range(20):
-        ask_of(dumped(messages=[{"role": "user", "content": f"{n} {STORY}"}]), models)
+        read_ask(dumped(messages=[{"role": "user", "content": f"{n} {STORY}"}]), models)
     assert models["mock"].tokenizer.size <= 500
 
 
 def test_a_long_new_prompt_is_known_by_its_beginning(models, monkeypatch):
-    whole = ask_of(dumped(prompt=STORY * 40), models).keys
+    whole = read_ask(dumped(prompt=STORY * 40), models).keys
     monkeypatch.setattr(asks, "NEW_CHARACTERS", 1000)
-    begun = ask_of(dumped(prompt=STORY * 40 + "."), models)
+    begun = read_ask(dumped(prompt=STORY * 40 + "."), models)
     assert begun.is_exact
     assert 25 <= len(begun.keys) <= 1000 // BLOCK_TOKENS
     assert list(begun.keys) == whole[: len(begun.keys)]
-    assert ask_of(dumped(prompt=STORY * 40), models).keys == whole  # remembered
+    assert read_ask(dumped(prompt=STORY * 40), models).keys == whole  # remembered
 
 
 def test_a_tenant_is_the_holder_of_a_bearer_key():
-    assert bearer("Bearer abc") == bearer("bearer  abc ") == tenant_of("abc")
+    assert bearer("Bearer abc") == bearer("bearer  abc ") == hash_tenant("abc")
     assert [bearer(text) for text in ("", "Basic abc", "Bearer", "Bearer ")] == [b""] * 4
 
 
@@ -170,7 +170,7 @@ NAMES = st.sampled_from(FIELDS.split())
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(NAMES, VALUES, max_size=8), st.text(max_size=20))
 def test_no_body_raises(models, body, session):
-    found = ask_of(json.dumps({"model": "mock", **body}).encode(), models, session)
+    found = read_ask(json.dumps({"model": "mock", **body}).encode(), models, session)
     assert isinstance(found, Ask)
     assert all(0 <= key < 1 << 64 for key in found.keys)
 
@@ -178,7 +178,7 @@ def test_no_body_raises(models, body, session):
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=300))
 def test_no_bytes_raise(models, data):
-    assert isinstance(ask_of(data, models), Ask)
+    assert isinstance(read_ask(data, models), Ask)
 
 
 def test_no_damaged_body_raises(models):
@@ -192,9 +192,9 @@ def test_no_damaged_body_raises(models):
             data[at : at + rng.randint(0, 9)] = rng.choice(
                 (b"", b"[", b"}", b"null", b'"', b"1e999", b"\xff", b"-1")
             )
-        assert isinstance(ask_of(bytes(data[: rng.randint(1, len(data))]), models), Ask)
+        assert isinstance(read_ask(bytes(data[: rng.randint(1, len(data))]), models), Ask)
 
 
 @pytest.mark.parametrize("data", [b"[" * 100_000, b'{"a":' * 50_000, b'{"prompt": ' + b"9" * 5000 + b"}"])
 def test_deep_and_long_json_does_not_raise(models, data):
-    assert isinstance(ask_of(data, models), Ask)
+    assert isinstance(read_ask(data, models), Ask)

@@ -85,7 +85,7 @@ def started(monkeypatch, smollm2_path):
     """The arguments that a cluster is started with, and the model that is deployed; no Ray."""
     found = {}
     monkeypatch.setattr(cluster, "start_head", lambda *args: found.update(tenants=args[-1]))
-    monkeypatch.setattr(cluster, "connected", lambda *_: nullcontext())
+    monkeypatch.setattr(cluster, "connect", lambda *_: nullcontext())
     monkeypatch.setattr(
         cluster, "up", lambda deployments, *_: found.update(model=deployments[0].model) or ["/"]
     )

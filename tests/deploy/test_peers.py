@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from serving import TINY, mock
-from stretto.deploy.peers import Peers, answered, merged_metrics, summed
+from stretto.deploy.peers import Peers, ask_app, merge_metrics, sum_statistics
 from stretto.server.app import create_app
 from stretto.server.settings import ModelEntry, Settings
 
@@ -28,7 +28,7 @@ class Fleet:
 
     async def ask(self, request):
         alive = [(n, guard) for n, guard in enumerate(self.guards) if n not in self.dead]
-        return [await answered(guard, request, f"r{n}") for n, guard in alive]
+        return [await ask_app(guard, request, f"r{n}") for n, guard in alive]
 
     def client(self, number, **headers):
         transport = httpx.ASGITransport(Peers(self.guards[number], self.ask))
@@ -144,7 +144,7 @@ def test_requests_that_generate_are_never_sent_on():
     "texts", [["# HELP a b\n# TYPE a gauge\na 1\n"] * 2, ["# TYPE a gauge\na 1\n", "# TYPE b gauge\nb 1\n"]]
 )
 def test_merged_metrics_have_each_head_once(texts):
-    lines = merged_metrics(texts).splitlines()
+    lines = merge_metrics(texts).splitlines()
     heads = [line for line in lines if line.startswith("#")]
     assert len(heads) == len(set(heads))
     assert len(lines) - len(heads) == 2
@@ -152,4 +152,4 @@ def test_merged_metrics_have_each_head_once(texts):
 
 def test_sums_do_without_what_a_model_lacks():
     facts = {"models": {"m": {"loaded": False}}}
-    assert json.loads(json.dumps(summed({"a": facts})))["sums"]["all"]["running"] == 0
+    assert json.loads(json.dumps(sum_statistics({"a": facts})))["sums"]["all"]["running"] == 0

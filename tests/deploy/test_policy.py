@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stretto.deploy import policy as module
 from stretto.deploy.policy import PICK_SECONDS, REPORT_SECONDS, Ask, Holdings, PrefixPolicy, RoundRobin
-from stretto.deploy.prefixes import packed
+from stretto.deploy.prefixes import pack_keys
 from stretto.errors import InvalidRequest
 
 CHAT = list(range(1, 11))  # the keys of ten blocks
@@ -20,8 +20,8 @@ def fleet(**reports):
     made = Holdings()
     made.keep(list(reports))
     for name, what in reports.items():
-        report = what if isinstance(what, dict) else {"keys": packed(what[0]), "running": what[1]}
-        made.reported(name, report, 0.0)
+        report = what if isinstance(what, dict) else {"keys": pack_keys(what[0]), "running": what[1]}
+        made.take_report(name, report, 0.0)
     return made
 
 
@@ -51,7 +51,7 @@ def test_a_short_common_prefix_crowds_no_replica():
     made = fleet(a=(CHAT[:2], 0), b=([], 0))
     for n in range(8):
         name = first(Ask([*CHAT[:2], *range(1000 * (n + 1), 1000 * (n + 1) + 8)]), made)
-        made.picked(name, Ask(), 10.0)
+        made.note_pick(name, Ask(), 10.0)
     assert {name: made.load(name, 10.0) for name in "ab"} == {"a": 4, "b": 4}
 
 
@@ -61,7 +61,7 @@ def test_a_long_system_prompt_crowds_no_replica_either():
     for n in range(30):
         ask = Ask([*CHAT, 1000 * (n + 1)])  # ten blocks of eleven are common
         placed[n] = first(ask, made)
-        made.picked(placed[n], ask, 10.0)
+        made.note_pick(placed[n], ask, 10.0)
     assert min(Counter(placed.values()).values()) >= 9
     follow_ups = {n: first(Ask([*CHAT, 1000 * (n + 1), 1000 * (n + 1) + 1]), made) for n in placed}
     assert follow_ups == placed
@@ -70,8 +70,8 @@ def test_a_long_system_prompt_crowds_no_replica_either():
 def test_follow_ups_and_repeated_prompts_are_not_taken_for_a_system_prompt():
     made = fleet(a=([], 0), b=([], 0))
     for n in range(2, 9):
-        made.picked("a", Ask(CHAT[:n]), 10.0)
-        made.picked("a", Ask(CHAT[:n]), 10.0)
+        made.note_pick("a", Ask(CHAT[:n]), 10.0)
+        made.note_pick("a", Ask(CHAT[:n]), 10.0)
     assert not any(made.is_common(key) for key in CHAT)
     assert first(Ask(CHAT[:9]), made) == "a"
 
@@ -80,7 +80,7 @@ def test_short_prompts_that_share_all_their_blocks_crowd_no_replica():
     # A default system prompt is a block, and the questions behind it are no whole one.
     made = fleet(a=([], 0), b=([], 0))
     for _ in range(16):
-        made.picked(first(Ask(CHAT[:1]), made), Ask(CHAT[:1]), 10.0)
+        made.note_pick(first(Ask(CHAT[:1]), made), Ask(CHAT[:1]), 10.0)
     assert {name: made.load(name, 10.0) for name in "ab"} == {"a": 8, "b": 8}
 
 
@@ -88,7 +88,7 @@ def test_a_repeated_prompt_stays_where_it_is_while_that_is_as_idle():
     made = fleet(a=([], 0), b=(CHAT, 0))
     for now in range(10, 70, 6):  # each has ended before the next
         name = PrefixPolicy().order(Ask(CHAT), made, now)[0]
-        made.picked(name, Ask(CHAT), now)
+        made.note_pick(name, Ask(CHAT), now)
         assert name == "b"
 
 
@@ -96,12 +96,12 @@ def test_what_is_remembered_of_common_prefixes_is_bounded(monkeypatch):
     monkeypatch.setattr(module, "MAX_BLOCKS_NOTED", 10)
     made = fleet(a=(range(100), 0))
     for n in range(100):
-        made.picked("a", Ask([n, 1000 + n]), 10.0)
+        made.note_pick("a", Ask([n, 1000 + n]), 10.0)
     assert len(made.forks) == 10
 
 
 def test_what_is_saved_goes_to_its_replica_however_busy():
-    made = fleet(a=(CHAT, 0), b={"saved": packed([77]), "running": 50})
+    made = fleet(a=(CHAT, 0), b={"saved": pack_keys([77]), "running": 50})
     assert first(Ask(CHAT, saved=77), made) == "b"
     assert first(Ask(CHAT, saved=78), made) == "a"
 
@@ -118,16 +118,16 @@ def test_a_session_sticks_and_moves_only_if_it_must():
 def test_a_session_leaves_a_replica_that_is_too_busy():
     made = fleet(a=([], 0), b=([], 0))
     name = first(Ask(session="s"), made)
-    made.reported(name, {"running": 20}, 0.0)
+    made.take_report(name, {"running": 20}, 0.0)
     assert first(Ask(session="s"), made) != name
 
 
 def test_a_request_counts_as_held_and_as_load_until_reports_say_so():
     made = fleet(a=([], 0), b=([], 0))
-    made.picked("a", Ask(CHAT), 10.0)
+    made.note_pick("a", Ask(CHAT), 10.0)
     assert made.lengths(CHAT, 10.0) == {"a": 10}
     assert made.load("a", 10.0) == 1
-    made.reported("a", {"keys": packed(CHAT[:4]), "running": 1}, 10.0 + 2 * REPORT_SECONDS)
+    made.take_report("a", {"keys": pack_keys(CHAT[:4]), "running": 1}, 10.0 + 2 * REPORT_SECONDS)
     assert made.load("a", 11.0) == 1
     assert made.lengths(CHAT, 11.0) == {"a": 10}
     assert made.lengths(CHAT, 10.0 + PICK_SECONDS) == {"a": 4}
@@ -136,7 +136,7 @@ def test_a_request_counts_as_held_and_as_load_until_reports_say_so():
 def test_an_evicted_prefix_is_forgotten_with_the_next_report():
     made = fleet(a=(CHAT, 0), b=([], 0))
     assert made.lengths(CHAT, 10.0) == {"a": 10}
-    made.reported("a", {"keys": packed(OTHER)}, 1.0)
+    made.take_report("a", {"keys": pack_keys(OTHER)}, 1.0)
     assert made.lengths(CHAT, 10.0) == {}
     assert made.lengths(OTHER, 10.0) == {"a": 10}
 
@@ -148,7 +148,7 @@ def test_a_coarse_report_still_finds_long_prefixes():
 
 def test_a_replica_that_has_gone_is_never_chosen():
     made = fleet(a=(CHAT, 0), b=([], 0))
-    made.picked("a", Ask(OTHER), 9.0)
+    made.note_pick("a", Ask(OTHER), 9.0)
     made.keep(["b"])
     assert PrefixPolicy().order(Ask(CHAT), made, 10.0) == ["b"]
     assert PrefixPolicy().order(Ask(OTHER), made, 10.0) == ["b"]
@@ -160,7 +160,7 @@ def test_what_is_remembered_is_bounded(monkeypatch):
     monkeypatch.setattr(module, "MAX_PICKS", 100)
     made = fleet(a=([], 0))
     for n in range(100):
-        made.picked("a", Ask(range(10 * n, 10 * n + 10)), 0.0)
+        made.note_pick("a", Ask(range(10 * n, 10 * n + 10)), 0.0)
     assert len(made.picks) == len(made.expiring) == 100
 
 
@@ -190,7 +190,7 @@ def test_impossible_settings_are_refused(field):
 
 def test_a_follow_up_goes_where_its_prompt_went_before_a_report_tells_of_the_answer():
     made = fleet(a=([], 5), b=([], 0))
-    made.picked("a", Ask(CHAT[:3]), 10.0)
+    made.note_pick("a", Ask(CHAT[:3]), 10.0)
     answered = Ask([*CHAT[:3], *range(500, 520)])
     assert first(answered, made) == "a"
     assert first(Ask([*CHAT[:2], *range(600, 620)]), made) == "b"  # no follow-up: it parts earlier

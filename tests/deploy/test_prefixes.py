@@ -7,14 +7,14 @@ from serving import mock, serving, visiting
 from stretto.deploy.prefixes import (
     BLOCK_TOKENS,
     KEY_BYTES,
-    bounded,
     chain,
-    packed,
+    hash_tenant,
+    limit_keys,
+    pack_keys,
     report,
     saved_key,
     seed,
-    tenant_of,
-    unpacked,
+    unpack_keys,
 )
 
 TEXT = "The quick brown fox jumps over the lazy dog, again and again, until the evening comes. " * 2
@@ -26,7 +26,7 @@ def ids(text):
 
 
 def keys_of(server):
-    return set(unpacked(report(server.state)["keys"]))
+    return set(unpack_keys(report(server.state)["keys"]))
 
 
 def test_chains_agree_up_to_the_block_in_which_texts_differ():
@@ -39,7 +39,7 @@ def test_chains_agree_up_to_the_block_in_which_texts_differ():
 
 
 @pytest.mark.parametrize(
-    "other", [seed("n"), seed("m", "a"), seed("m", "", tenant_of("k")), seed("", "m"), seed("m", "", b"m")]
+    "other", [seed("n"), seed("m", "a"), seed("m", "", hash_tenant("k")), seed("", "m"), seed("m", "", b"m")]
 )
 def test_models_adapters_and_tenants_have_chains_of_their_own(other):
     assert chain(seed("m"), range(64))[0] != chain(other, range(64))[0]
@@ -47,19 +47,19 @@ def test_models_adapters_and_tenants_have_chains_of_their_own(other):
 
 def test_keys_survive_packing_and_nonsense_gives_none():
     keys = [0, 1, 2**64 - 1, 12345678901234567890]
-    assert unpacked(packed(keys)) == keys
-    assert len(packed(keys)) == KEY_BYTES * len(keys)
-    assert [unpacked(bad) for bad in (None, b"abc", "text", 5, b"")] == [[]] * 5
+    assert unpack_keys(pack_keys(keys)) == keys
+    assert len(pack_keys(keys)) == KEY_BYTES * len(keys)
+    assert [unpack_keys(bad) for bad in (None, b"abc", "text", 5, b"")] == [[]] * 5
 
 
 def test_a_report_keeps_all_keys_that_fit_and_coarser_ones_else():
     chains = [list(range(1000 * n, 1000 * n + 100)) for n in range(10)]
-    assert bounded(chains, 1000) == [key for keys in chains for key in keys]
-    coarse = bounded(chains, 300)
+    assert limit_keys(chains, 1000) == [key for keys in chains for key in keys]
+    coarse = limit_keys(chains, 300)
     assert 0 < len(coarse) <= 300
     assert {key // 1000 for key in coarse} == set(range(10))
     assert all(key % 4 == 3 for key in coarse)
-    assert bounded(chains, 3) == [63, 1063, 2063]
+    assert limit_keys(chains, 3) == [63, 1063, 2063]
 
 
 def test_a_report_holds_the_prompts_that_were_answered():
@@ -99,9 +99,9 @@ def test_tenants_that_share_nothing_have_keys_of_their_own():
             assert web.post("/v1/completions", json=ASK).status_code == 200
         found = report(server.state)
         assert found["salted"]
-        keys = set(unpacked(found["keys"]))
-        assert set(chain(seed("mock", "", tenant_of("ann")), ids(TEXT))) <= keys
-        assert keys.isdisjoint(chain(seed("mock", "", tenant_of("bob")), ids(TEXT)))
+        keys = set(unpack_keys(found["keys"]))
+        assert set(chain(seed("mock", "", hash_tenant("ann")), ids(TEXT))) <= keys
+        assert keys.isdisjoint(chain(seed("mock", "", hash_tenant("bob")), ids(TEXT)))
         assert keys.isdisjoint(chain(seed("mock"), ids(TEXT)))
 
 
@@ -109,7 +109,7 @@ def test_a_report_names_stored_responses():
     with visiting() as (server, web):
         body = {"model": "mock", "input": "Hello", "max_output_tokens": 16}
         name = web.post("/v1/responses", json=body).json()["id"]
-        assert unpacked(report(server.state)["saved"]) == [saved_key(name)]
+        assert unpack_keys(report(server.state)["saved"]) == [saved_key(name)]
 
 
 def test_a_report_is_bounded():
@@ -117,4 +117,4 @@ def test_a_report_is_bounded():
         for n in range(3):
             web.post("/v1/completions", json={**ASK, "prompt": f"{n} {TEXT}"})
         assert len(keys_of(server)) > 4
-        assert 0 < len(unpacked(report(server.state, 4)["keys"])) <= 4
+        assert 0 < len(unpack_keys(report(server.state, 4)["keys"])) <= 4

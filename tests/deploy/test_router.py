@@ -14,9 +14,9 @@ from ray.serve._private.common import DeploymentHandleSource, DeploymentID, Repl
 from ray.serve.request_router import PendingRequest
 
 from stretto.deploy import router as module
-from stretto.deploy.asks import TextModel, ask_of
+from stretto.deploy.asks import TextModel, read_ask
 from stretto.deploy.policy import Ask
-from stretto.deploy.prefixes import chain, packed, seed, tenant_of
+from stretto.deploy.prefixes import chain, hash_tenant, pack_keys, seed
 from stretto.deploy.router import Ingress, KnownModels, PrefixRouter, configure
 from stretto.errors import InvalidRequest
 from stretto.testing import mock_llm
@@ -58,11 +58,11 @@ def names(router, replicas, request=None):
 
 
 def test_a_request_goes_to_the_replica_that_reported_its_prefix():
-    replicas = [FakeReplica("a"), FakeReplica("b", {"keys": packed(CHAT)}), FakeReplica("c")]
+    replicas = [FakeReplica("a"), FakeReplica("b", {"keys": pack_keys(CHAT)}), FakeReplica("c")]
     router = made()
     assert names(router, replicas, pending(Ask(CHAT)))[0] == "b"
     replicas[1].routing_stats = {"keys": b""}  # evicted
-    replicas[2].routing_stats = {"keys": packed(CHAT[:9])}
+    replicas[2].routing_stats = {"keys": pack_keys(CHAT[:9])}
     router.holdings.picks.clear()
     assert names(router, replicas, pending(Ask(CHAT)))[0] == "c"
 
@@ -128,7 +128,7 @@ def test_no_hostile_body_raises_in_the_router():
             for _ in range(rng.randint(0, 5)):
                 at = rng.randrange(len(data))
                 data[at : at + rng.randint(1, 20)] = rng.choice((b"", b"[", b"{", b"\x00", b"1e400", b'"'))
-            ask = ask_of(bytes(data), models, rng.choice(("", "s", "\x00")))
+            ask = read_ask(bytes(data), models, rng.choice(("", "s", "\x00")))
             assert len(await router.choose_replicas(replicas, pending(ask))) == 3
 
     asyncio.run(route_all())
@@ -210,7 +210,7 @@ def test_the_ingress_salts_keys_where_tenants_share_nothing(known, monkeypatch):
     for is_salted in (True, False):
         known.is_salted = is_salted
         routed(handle, body, [(b"authorization", b"Bearer ann")])
-    assert list(handle.asks[0].keys) == chain(seed("mock", "", tenant_of("ann")), list(text.encode()))
+    assert list(handle.asks[0].keys) == chain(seed("mock", "", hash_tenant("ann")), list(text.encode()))
     assert list(handle.asks[1].keys) == chain(seed("mock"), list(text.encode()))
     assert [ask.session for ask in handle.asks] == ["", ""]
 
@@ -244,8 +244,8 @@ def test_models_that_replicas_report_are_loaded_once():
     opened = []
     found = KnownModels(lambda path: opened.append(path) or mock_llm("x"))
     for _ in range(3):
-        found.reported({"models": {"m": ("/models/m.gguf", 5)}, "salted": True})
-    found.reported({"models": {"n": ("relative", 5), 3: ("/x", 1), "o": "/x", "p": ("/x",)}})
+        found.take_report({"models": {"m": ("/models/m.gguf", 5)}, "salted": True})
+    found.take_report({"models": {"n": ("relative", 5), 3: ("/x", 1), "o": "/x", "p": ("/x",)}})
     while not found.ready():
         pass
     assert opened == ["/models/m.gguf"]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from live_cluster import ask, body, live, load, until, visiting
-from stretto.deploy.application import CELLS, REQUESTS, Pressure, load_of, needed
+from stretto.deploy.application import CELLS, REQUESTS, Pressure, count_needed, measure_load
 
 
 def context(requests, cells, least=1, most=8, target=1):
@@ -42,7 +42,7 @@ def test_nothing_changes_before_anybody_has_reported():
 
 
 def test_a_load_of_just_one_replica_needs_one():
-    assert needed([load_of(2.4, 0, 8, 0.8), load_of(5.6, 0, 8, 0.8)]) == 1
+    assert count_needed([measure_load(2.4, 0, 8, 0.8), measure_load(5.6, 0, 8, 0.8)]) == 1
 
 
 def test_the_policy_can_be_sent_to_the_controller():

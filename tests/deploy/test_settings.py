@@ -2,7 +2,7 @@
 
 import pytest
 
-from stretto.deploy.cluster import check_keys, routes_of
+from stretto.deploy.cluster import check_keys, make_routes
 from stretto.deploy.settings import DeploySettings
 from stretto.errors import InvalidRequest
 
@@ -69,12 +69,12 @@ def test_keys_are_read_where_the_replica_runs(tmp_path):
 
 def test_several_models_have_their_names_as_routes():
     small, large = parse(), DeploySettings.parse({"model": "large=./models/m.gguf"})
-    assert routes_of([small]) == ["/"]
-    assert routes_of([small, large]) == ["/smollm2", "/large"]
+    assert make_routes([small]) == ["/"]
+    assert make_routes([small, large]) == ["/smollm2", "/large"]
     with pytest.raises(InvalidRequest, match="two models are called 'smollm2'"):
-        routes_of([small, small])
+        make_routes([small, small])
     with pytest.raises(InvalidRequest, match="cannot be a route"):
-        routes_of([small, DeploySettings.parse({"model": "hf:org/repo"})])
+        make_routes([small, DeploySettings.parse({"model": "hf:org/repo"})])
 
 
 def test_keys_of_this_shell_are_not_those_of_a_cluster_elsewhere(monkeypatch):

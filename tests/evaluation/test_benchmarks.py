@@ -15,7 +15,7 @@ from stretto.errors import InvalidRequest, PullError, Unsupported
 from stretto.evaluation import benchmarks, harness
 from stretto.evaluation.benchmarks import BENCHMARKS, read_items, read_lines, same_number
 from stretto.evaluation.calling import Conversation
-from stretto.evaluation.harness import run_benchmark, settings_of
+from stretto.evaluation.harness import make_settings, run_benchmark
 from stretto.evaluation.sandbox import Verdict
 from stretto.testing import byte_tokenizer, mock_llm
 from stretto.weights.hub.catalogue import Package
@@ -232,7 +232,7 @@ def test_a_chat_has_no_log_probabilities():
 
 def run(path, llm=None, name="hellaswag", **options):
     llm = llm or preferring("gren")
-    return run_benchmark(llm, name, path, settings_of(llm, name, "mock"), **options)
+    return run_benchmark(llm, name, path, make_settings(llm, name, "mock"), **options)
 
 
 def test_pieces_of_a_run_add_up_and_no_question_is_asked_twice(tmp_path, monkeypatch):
@@ -266,7 +266,7 @@ def test_answers_of_another_run_are_kept_apart(tmp_path):
     path = tmp_path / "answers.jsonl"
     run(path)
     llm = preferring("gren")
-    other = {**settings_of(llm, "hellaswag", "other"), "kv": "q8"}
+    other = {**make_settings(llm, "hellaswag", "other"), "kv": "q8"}
     with pytest.raises(InvalidRequest, match=r"another run \(model, kv differ\)"):
         run_benchmark(llm, "hellaswag", path, other)
     assert run_benchmark(llm, "hellaswag", path, other, resume=False).n_now == 2

@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("onnx")
 
-from stretto.export.products import least_bits, read_blocks, rounded
+from stretto.export.products import least_bits, read_blocks, round_to_blocks
 from stretto.weights import formats
 from stretto.weights.formats import Format
 from stretto.weights.tensor import Tensor
@@ -43,7 +43,7 @@ def test_blocks_hold_the_numbers_of_the_file(fmt):
 def test_rows_can_be_taken_in_another_order():
     data = random_rows(Format.Q4_1)
     blocks = read_blocks(data, Format.Q4_1)
-    np.testing.assert_array_equal(blocks.taken(np.array([2, 0])).floats(), blocks.floats()[[2, 0]])
+    np.testing.assert_array_equal(blocks.reorder(np.array([2, 0])).floats(), blocks.floats()[[2, 0]])
 
 
 def test_formats_without_such_blocks_have_none():
@@ -53,14 +53,14 @@ def test_formats_without_such_blocks_have_none():
 @pytest.mark.parametrize(("bits", "close"), [(8, 0.02), (4, 0.3)])
 def test_rounding(bits, close):
     weights = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
-    blocks = rounded(weights, bits)
+    blocks = round_to_blocks(weights, bits)
     assert blocks.bits == bits
     assert np.abs(blocks.floats() - weights).max() < close
 
 
 def test_four_bits_are_packed_low_half_first():
     blocks = read_blocks(random_rows(Format.Q4_0), Format.Q4_0)
-    packed = blocks.packed()
+    packed = blocks.pack()
     np.testing.assert_array_equal(packed & 15, blocks.q[..., 0::2])
     np.testing.assert_array_equal(packed >> 4, blocks.q[..., 1::2])
 

@@ -15,7 +15,7 @@ from stretto.tools.following import CallReader
 from stretto.tools.format import MARKS, Tagged, is_mark
 from stretto.tools.grammar import required_calls
 from stretto.tools.history import write_calls
-from stretto.tools.tag_reading import value_of
+from stretto.tools.tag_reading import parse_value
 
 PARAMETERS = {
     "type": "object",
@@ -92,7 +92,7 @@ def is_expressible(layout, arguments):
     strings = [value for value in arguments.values() if isinstance(value, str)]
     if not layout.encoding.value_json and isinstance(arguments.get("note"), str):
         note = arguments["note"]
-        if value_of(note, frozenset({"null"})) != note:
+        if parse_value(note, frozenset({"null"})) != note:
             return False
     return not any(end in text or end in text + end[:-1] for text in strings)
 

@@ -134,7 +134,7 @@ def available_devices() -> tuple[str, ...]:
     return tuple(name for name, (provider, _) in PROVIDERS.items() if provider in built)
 
 
-def missing(device: str) -> str:
+def find_missing(device: str) -> str:
     """What has to be installed for a device, in words; "" if nothing."""
     try:
         built = import_runtime().get_available_providers()

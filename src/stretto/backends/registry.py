@@ -200,9 +200,9 @@ def _onnx(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
 
 
 def _onnx_missing(device: str) -> str:
-    from stretto.backends.onnx_session import missing
+    from stretto.backends.onnx_session import find_missing
 
-    return missing(device)
+    return find_missing(device)
 
 
 def _onnx_version() -> str:

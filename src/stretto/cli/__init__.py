@@ -92,7 +92,7 @@ def _interrupted() -> int:
 
 def _message(error: Exception) -> str:
     """The message of an error: our own, that of the command-line parser, or that this is a bug."""
-    from stretto.cli.help import renamed
+    from stretto.cli.help import explain_unknown
     from stretto.errors import StrettoError
 
     if isinstance(error, StrettoError):
@@ -101,7 +101,7 @@ def _message(error: Exception) -> str:
     if hasattr(error, "format_message"):
         context = getattr(error, "ctx", None)
         command = "stretto" if context is None else context.command_path
-        return f"{error.format_message()}{renamed(error)} ({command} --help shows more)"
+        return f"{error.format_message()}{explain_unknown(error)} ({command} --help shows more)"
     if isinstance(error, OSError):
         return str(error)
     return f"{type(error).__name__}: {error} (a bug in Stretto; --debug shows where)"

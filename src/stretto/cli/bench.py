@@ -71,7 +71,7 @@ def speed(
     plan = benchmarks.Plan(prompt, tokens, depth, sequences, rounds)
     pull_missing(model, "generate")
     begin(model, _tests(plan), _passes(plan))
-    machine_options = {"cells": plan.cells, **o.given(options, MACHINE)}
+    machine_options = {"cells": plan.cells, **o.select_given(options, MACHINE)}
     threads, kv = options["threads"], options["kv"]
     with notes() as note, _opened(note, model, machine_options) as llm:
         cost = benchmarks.file_cost(model, llm)
@@ -102,9 +102,9 @@ def loops(
     from stretto import bench as benchmarks
 
     documents = []
-    machine = {**o.given(options, MACHINE), "cells": tokens + 16}
+    machine = {**o.select_given(options, MACHINE), "cells": tokens + 16}
     for name in models or ("smollm2", "gemma3-270m"):
-        model = config_file.read().named(name)
+        model = config_file.read().resolve(name)
         pull_missing(model, "generate")
         begin(model, f"the loops over {tokens} tokens, {rounds} rounds", 8 * rounds * tokens)
         with notes() as note, _opened(note, model, machine) as llm:

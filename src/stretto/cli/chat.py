@@ -18,7 +18,7 @@ from stretto.cli.chatting.conversation import Conversation, load_chat
 from stretto.cli.chatting.screen import error, new_screen, note, pairs
 from stretto.cli.chatting.session import Chat
 from stretto.cli.first_run import first_run_note
-from stretto.cli.generation import check_text, open_llm, template_arguments, wants_stats, with_defaults
+from stretto.cli.generation import add_defaults, check_text, open_llm, template_arguments, wants_stats
 from stretto.cli.output import clean
 from stretto.cli.prompts import model_and_files
 from stretto.errors import ContextOverflow, InvalidRequest, StrettoError
@@ -46,7 +46,7 @@ def chat(
     Without a terminal each line of stdin is a turn, answers are plain text, and an error in any of them makes
     the exit code 2.
     """
-    from stretto.cli.chatting.keyboard import piped
+    from stretto.cli.chatting.keyboard import read_piped_lines
 
     before = logs.last() if goes_on else None
     if before is not None and load is not None:
@@ -58,14 +58,14 @@ def chat(
     conversation = Conversation() if load is None else load_chat(load)
     if before is not None:
         conversation.add_messages(before.messages)
-    settings = o.given(options, OPTIONS)
+    settings = o.select_given(options, OPTIONS)
     guard = settings.pop("repeat_guard")
     is_new = load is None and before is None
-    message, settings = with_defaults(model, system, settings, tells=is_new)
+    message, settings = add_defaults(model, system, settings, tells=is_new)
     if system is not None or is_new:
         conversation.system = message
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    machine: dict[str, Any] = {**o.given(options, MACHINE), "server": server, "verb": "chat"}
+    machine: dict[str, Any] = {**o.select_given(options, MACHINE), "server": server, "verb": "chat"}
     with open_llm(model, vision=options["vision"], **machine) as llm:
         session = Chat(
             llm,
@@ -86,14 +86,14 @@ def chat(
                     note(f"going on after {n} turn{'' if n == 1 else 's'}: {clean(before.title)[:60]}")
                 _talk(session)
             else:
-                run(session, piped())
+                run(session, read_piped_lines())
     if session.n_failed and not interactive:
         raise typer.Exit(2)
 
 
 def _talk(session: Any) -> None:
     """Chat at the keyboard."""
-    from stretto.cli.chatting.keyboard import no_echo, typed
+    from stretto.cli.chatting.keyboard import no_echo, read_typed_lines
     from stretto.weights.hub import Store
 
     llm = session.llm
@@ -102,7 +102,7 @@ def _talk(session: Any) -> None:
     )
     first_run_note(session.model)
     session.quiet, session.tells_ends = no_echo, True
-    run(session, typed(session, Store.default().home / "chat_history"))
+    run(session, read_typed_lines(session, Store.default().home / "chat_history"))
 
 
 # The loop of a chat: lines in, turns and commands out. Errors are shown, and the chat goes on.

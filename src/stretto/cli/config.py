@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from stretto.cli import config_file as settings
-from stretto.cli.first_run import ENVIRONMENT_VARIABLE, chosen
+from stretto.cli.first_run import ENVIRONMENT_VARIABLE, read_choice
 from stretto.cli.help import Command, Group, refuse_options
 from stretto.cli.options import aliases, model_names, setting_names
 from stretto.cli.output import clean, console, print_json, table
@@ -39,7 +39,7 @@ def show(
         refuse_options(context)
         return
 
-    found = {one.key: one for one in settings.found()}
+    found = {one.key: one for one in settings.read_values()}
     wrong = [one for one in found.values() if one.problem]
     if as_json:
         rows: list[dict[str, Any]] = [
@@ -140,7 +140,7 @@ def _default(key: str) -> tuple[str, str]:
     if key.startswith("sampling."):
         return f"{BY_NAME[key.removeprefix('sampling.')].default:g}", "the default, or the model"
     return {
-        "model": (chosen() or "not chosen yet", "the first start"),
+        "model": (read_choice() or "not chosen yet", "the first start"),
         "system": ("", "the model"),
         "max_tokens": ("", "the command"),
         "threads": ("", "the machine"),

@@ -49,7 +49,7 @@ _ENTRY = re.compile(rf"(\s*)({_PART}(?:\s*\.\s*{_PART})*)\s*=\s*")
 class Config:
     """A user's settings; None, or an empty table, where nothing is set.
 
-    >>> Config(aliases={"fast": "smollm2"}).named("fast")
+    >>> Config(aliases={"fast": "smollm2"}).resolve("fast")
     'smollm2'
     """
 
@@ -61,7 +61,7 @@ class Config:
     threads: int | None = None
     keep_logs: bool = True
 
-    def named(self, name: str) -> str:
+    def resolve(self, name: str) -> str:
         """The model that a name stands for: an alias's, or the name itself."""
         return self.aliases.get(name, name)
 
@@ -177,7 +177,7 @@ def setting(key: str) -> Setting:
 def read() -> Config:
     """The settings of the file; none if there is no file. The first wrong one raises."""
     values: dict[str, Any] = {}
-    for one in found():
+    for one in read_values():
         if one.problem:
             place = "" if one.line is None else f", line {one.line}"
             raise InvalidRequest(
@@ -202,7 +202,7 @@ def read() -> Config:
     )
 
 
-def found() -> list[Found]:
+def read_values() -> list[Found]:
     """All values of the file, also wrong ones, in its order; raises for a file that is not TOML."""
     text = _text()
     lines = {entry.key: entry.first + 1 for entry in _entries(text)}
@@ -289,7 +289,7 @@ def set_value(key: str, text: str) -> Any:
     except InvalidRequest:
         is_right = False
     if not is_right:
-        line = next((one.line for one in found() if one.key == key), None)
+        line = next((one.line for one in read_values() if one.key == key), None)
         raise InvalidRequest(
             f"{path()}{'' if line is None else f', line {line}'}: this form of {key} is not edited here; "
             f"write it by hand: {key} = {_toml(value)}",

@@ -88,7 +88,7 @@ def up(
     usual = {name: field.default for name, field in DeploySettings.model_fields.items()}
     shared = {name: value for name, value in options.items() if value not in (None, usual[name])}
     shared |= _more(set_ or ())
-    names = [o.served(one) for one in (*(models or ()), *(model or ()))] or [default_model()]
+    names = [o.resolve_served(one) for one in (*(models or ()), *(model or ()))] or [default_model()]
     if address is None and not as_yaml:
         names = [_absolute(name) for name in names]
     shared["threads"] = threads or shared.get("threads") or _share(len(names) * replicas)
@@ -228,7 +228,7 @@ def _yaml(deployments: list[DeploySettings], host: str, port: int) -> str:
     """The file that `serve deploy` takes; values are in JSON, which is YAML too."""
     import json
 
-    from stretto.deploy.cluster import routes_of
+    from stretto.deploy.cluster import make_routes
 
     lines = [
         "proxy_location: EveryNode",
@@ -237,7 +237,7 @@ def _yaml(deployments: list[DeploySettings], host: str, port: int) -> str:
         f"  port: {port}",
         "applications:",
     ]
-    for settings, route in zip(deployments, routes_of(deployments), strict=True):
+    for settings, route in zip(deployments, make_routes(deployments), strict=True):
         lines += [
             f"  - name: {json.dumps(settings.entry.name)}",
             f"    route_prefix: {json.dumps(route)}",

@@ -34,7 +34,7 @@ def devices(
             metavar="MODEL",
             help="Also show what can run this model, and how fast.",
             autocompletion=model_names,
-            callback=o.aliased,
+            callback=o.resolve_alias,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object, sizes in bytes.")] = False,

@@ -79,7 +79,7 @@ def eval_(
     model, (word,) = model_and_files((name, task), model, "eval [MODEL] TASK")
     names = SETS.get(word, (word,))
     if names[0] in BENCHMARKS:
-        piece = parsed_slice(items)
+        piece = parse_slice(items)
         for one in names:
             if BENCHMARKS[one].runs_code:
                 check_allowed(one, allow_code)
@@ -87,7 +87,7 @@ def eval_(
                 fetch(data)
         pull_missing(model)
         reports = []
-        with load(model, **o.given(options, MACHINE)) as llm:
+        with load(model, **o.select_given(options, MACHINE)) as llm:
             check_generates(llm, model)
             for one in names:
                 more = {"limit": limit, "seed": seed, "items": piece, "resume": resume, "batch": batch}
@@ -99,17 +99,17 @@ def eval_(
         else:
             show(reports)
         return
-    found = answer_file(word, model, limit, delimiter, o.given(options, MACHINE))
+    found = answer_file(word, model, limit, delimiter, o.select_given(options, MACHINE))
     if as_json:
         print_json({"model": model, "task": word, **found.as_dict()})
         return
     show_choices(found)
 
 
-def parsed_slice(text: str) -> slice:
+def parse_slice(text: str) -> slice:
     """BEGIN:END as a slice.
 
-    >>> parsed_slice("0:41")
+    >>> parse_slice("0:41")
     slice(0, 41, None)
     """
 
@@ -135,15 +135,15 @@ def run_one(
     llm: LLM, name: str, model: str, chat: bool | None, answers: Path | None, kv: str, **more: Any
 ) -> BenchmarkReport:
     """Run a benchmark, with a bar."""
-    from stretto.evaluation.harness import run_benchmark, settings_of
+    from stretto.evaluation.harness import make_settings, run_benchmark
 
-    settings = settings_of(llm, name, model, chat, kv)
-    path = answers or kept_answers(settings)
+    settings = make_settings(llm, name, model, chat, kv)
+    path = answers or answers_path(settings)
     with progress(name) as show_progress:
         return run_benchmark(llm, name, path, settings, progress=show_progress, **more)
 
 
-def kept_answers(settings: dict[str, Any]) -> Path:
+def answers_path(settings: dict[str, Any]) -> Path:
     """Where the store keeps the answers of such a run."""
     from stretto.weights.hub.store import Store
 

@@ -113,18 +113,18 @@ HELP = "↑↓ select   → follow   ← back   Enter run on   q quit"
 BAR = 24  # characters of a probability of 1
 
 
-def shown(tree: Tree) -> StyleAndTextTuples:
+def render_tree(tree: Tree) -> StyleAndTextTuples:
     """The whole screen."""
     lines: StyleAndTextTuples = [("class:prompt", tree.prompt), ("bold", tree.text), ("", "\n\n")]
     for i, branch in enumerate(tree.here.branches):
         style = "reverse" if i == tree.here.selected else ""
-        lines.append((style, line_of(branch)))
+        lines.append((style, render_branch(branch)))
         lines.append(("", "\n"))
     facts = f"{tree.here.depth} tokens, log-probability {tree.logprob:.2f}, {tree.n_computed} computed in all"
     return [*lines, ("", "\n"), ("italic", facts), ("", "\n"), ("class:help", HELP)]
 
 
-def line_of(branch: Branch) -> str:
+def render_branch(branch: Branch) -> str:
     """A branch: whether it was followed, its probability, its text."""
     bar = "█" * round(BAR * branch.probability)
     text = branch.text.replace("\n", "↵") or "∅"
@@ -155,6 +155,6 @@ def explore(tree: Tree, **terminal: Any) -> str:
     def leave(event: KeyPressEvent) -> None:
         get_app().exit(result=tree.text)
 
-    window = Window(FormattedTextControl(lambda: shown(tree), show_cursor=False), wrap_lines=True)
+    window = Window(FormattedTextControl(lambda: render_tree(tree), show_cursor=False), wrap_lines=True)
     app: Application[str] = Application(Layout(window), key_bindings=keys, full_screen=True, **terminal)
     return app.run()

@@ -39,14 +39,14 @@ def default_model() -> str:
     from stretto.cli import config_file
 
     if named := os.environ.get(ENVIRONMENT_VARIABLE) or config_file.read().model:
-        return config_file.read().named(named)
+        return config_file.read().resolve(named)
     from stretto.weights.hub import Store
 
     home = Store.default().home
     return _stored(home / CHOICE) or _choose(home)
 
 
-def chosen() -> str | None:
+def read_choice() -> str | None:
     """The model that was chosen on this machine, if that has happened."""
     from stretto.weights.hub import Store
 

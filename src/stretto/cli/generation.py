@@ -136,7 +136,7 @@ def _shown(text: str) -> Iterator[None]:
         sys.stderr.flush()
 
 
-def with_defaults(
+def add_defaults(
     model: str, system: str | None, settings: dict[str, Any], tells: bool
 ) -> tuple[str | None, dict[str, Any]]:
     """The system message and the settings of an answer: options, then the configuration, then the catalogue.
@@ -245,7 +245,7 @@ def template_arguments(given: Iterable[str] | None) -> dict[str, Any]:
 
 
 @contextmanager
-def stopped_by_ctrl_c() -> Iterator[Callable[[], bool]]:
+def catch_ctrl_c() -> Iterator[Callable[[], bool]]:
     """Turn the first Ctrl-C into a flag, so that no step is interrupted; a second one interrupts as usual."""
     pressed = False
 

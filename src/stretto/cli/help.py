@@ -136,7 +136,7 @@ def _in_words(param: Any, ctx: Any) -> Any:
 ON_A_GPU = ("n_gpu_layers", "num_gpu", "gpu_layers", "device_map")
 
 
-def renamed(error: Exception) -> str:
+def explain_unknown(error: Exception) -> str:
     """What an unknown option is called here, as the end of a message; "" if there is nothing like it.
 
     `error` is the parser's: of no other kind do exceptions have an option's name and a context.

@@ -66,19 +66,19 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10, 
 DEFAULT_SHOWN = "stretto models --default"  # says which model this machine uses when none is named
 
 
-def aliased(name: str | None) -> str | None:
+def resolve_alias(name: str | None) -> str | None:
     """A model's name, or what the alias of that name stands for; an empty one is refused."""
     if name == "":
         raise InvalidRequest(
             "the name of the model is empty; without it the default model is used", param="model"
         )
-    return None if name is None else config_file.read().named(name)
+    return None if name is None else config_file.read().resolve(name)
 
 
-def served(model: str) -> str:
+def resolve_served(model: str) -> str:
     """`[NAME=]MODEL`, with the model of an alias, which is served under the alias's name."""
     name, equals, source = model.rpartition("=")
-    target = config_file.read().named(source)
+    target = config_file.read().resolve(source)
     return model if target == source else f"{name if equals else source}={target}"
 
 
@@ -92,7 +92,7 @@ Model = Annotated[
         help=_NAMES,
         show_default=DEFAULT_SHOWN,
         autocompletion=model_names,
-        callback=aliased,
+        callback=resolve_alias,
     ),
 ]
 Name = Annotated[  # the model as first argument
@@ -123,7 +123,9 @@ ModelAndText = Annotated[  # the model, or none, and a text behind it
 ]
 NeededModel = Annotated[
     str | None,
-    typer.Option("--model", "-m", metavar="MODEL", help=_NAMES, autocompletion=model_names, callback=aliased),
+    typer.Option(
+        "--model", "-m", metavar="MODEL", help=_NAMES, autocompletion=model_names, callback=resolve_alias
+    ),
 ]
 Adapter = Annotated[
     list[str] | None,
@@ -203,10 +205,10 @@ def flags(command: str, **defaults: Any) -> Callable[[Function], Function]:
     return add
 
 
-def given(options: Mapping[str, Any], table: Table) -> dict[str, Any]:
+def select_given(options: Mapping[str, Any], table: Table) -> dict[str, Any]:
     """The options of a table among a command's: those that were given, or have a default of its own.
 
-    >>> given({"top_k": 3, "top_p": None, "kv": "q8"}, generating.SAMPLING)
+    >>> select_given({"top_k": 3, "top_p": None, "kv": "q8"}, generating.SAMPLING)
     {'top_k': 3}
     """
     return {one.name: options[one.name] for one in table if options.get(one.name) is not None}

@@ -54,11 +54,11 @@ def parallel(
     model, prompt = model_and_prompt(words or [], model)
     text = prompt_text(prompt)
     model = model or default_model()
-    with open_llm(model, **o.given(options, MACHINE)) as llm:
+    with open_llm(model, **o.select_given(options, MACHINE)) as llm:
         if explore:
             _explore(llm, text, options["max_width"])
             return
-        stream = llm.parallel(text, stream=True, **o.given(options, PARALLEL))
+        stream = llm.parallel(text, stream=True, **o.select_given(options, PARALLEL))
         if as_json:
             print_json({**stream.result.to_dict(), "statistics": statistics(stream.result), "model": model})
             return

@@ -43,7 +43,7 @@ def perplexity(
         typer.Option(
             metavar="MODEL",
             help='Compare with this model; "reference": the same file, computed exactly.',
-            callback=o.aliased,
+            callback=o.resolve_alias,
         ),
     ] = None,
     reference_backend: Annotated[str, typer.Option(help="What runs the other model.")] = "auto",
@@ -69,7 +69,7 @@ def perplexity(
     path = Path(file)
     content = read_text(path)
     pull_missing(model)
-    machine = {**o.given(options, MACHINE), "cells": max(window, 512)}
+    machine = {**o.select_given(options, MACHINE), "cells": max(window, 512)}
     with ExitStack() as stack:
         llm = stack.enter_context(load(model, **machine))
         check_generates(llm, model)
@@ -170,7 +170,7 @@ def score(
     model, text = model_and_prompt(words or [], model)
     content = prompt_text(text)
     model = model or default_model()
-    with open_llm(model, **o.given(options, MACHINE), verb="score") as llm:
+    with open_llm(model, **o.select_given(options, MACHINE), verb="score") as llm:
         check_generates(llm, model)
         mix = load_adapters(llm, adapter or [])
         (tokens,) = llm.prompt_logprobs([content], adapter=mix or None)

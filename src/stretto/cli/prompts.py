@@ -40,9 +40,9 @@ def model_and_prompt(words: Sequence[str], model: str | None) -> tuple[str | Non
             'and a model comes before it: [MODEL] "PROMPT"'
         )
     if len(words) == 2:
-        return checked_model(words[0]), words[1]
+        return check_named_model(words[0]), words[1]
     if words and names_model(words[0]):
-        return config_file.read().named(words[0]), None
+        return config_file.read().resolve(words[0]), None
     return None, words[0] if words else None
 
 
@@ -60,8 +60,8 @@ def model_and_files(
     given = [word for word in words if word is not None]
     needed = usage.partition("MODEL")[2].strip("]").split()
     if len(given) == len(needed) + 1 and model is None:
-        return config_file.read().named(given[0]), given[1:]
-    if len(given) > len(needed) and config_file.read().named(given[0]) == model:
+        return config_file.read().resolve(given[0]), given[1:]
+    if len(given) > len(needed) and config_file.read().resolve(given[0]) == model:
         return model, given[1:]
     if len(given) > len(needed):
         raise InvalidRequest(
@@ -74,11 +74,11 @@ def model_and_files(
     return model or default_model(), given
 
 
-def checked_model(word: str) -> str:
+def check_named_model(word: str) -> str:
     """The model that `word` names, which has to be one since a prompt follows it."""
     from stretto.weights import hub
 
-    word = config_file.read().named(word)
+    word = config_file.read().resolve(word)
     try:
         hub.resolve(word, pull=False)
     except ModelError:
@@ -137,7 +137,7 @@ def prompt_text(argument: str | None) -> str:
     return _stdin()
 
 
-def joined_prompt(argument: str | None) -> str:
+def join_prompt(argument: str | None) -> str:
     """The prompt: what a pipe or file on stdin holds, an empty line, and the argument; or either alone."""
 
     if argument is None or argument == "-":

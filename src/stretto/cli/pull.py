@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stretto.cli.first_run import LARGE, SMALL, default_model
-from stretto.cli.options import aliased, model_names
+from stretto.cli.options import model_names, resolve_alias
 from stretto.cli.output import clean, console, progress_bar, size, table
 from stretto.errors import InvalidRequest, ModelError, PullError
 
@@ -31,7 +31,7 @@ def pull(
             help="A name, hf:org/repo, hf:org/repo:Q4_K_M, hf:org/repo/file.gguf (@revision if you like), "
             "or a link.",
             autocompletion=model_names,
-            callback=aliased,
+            callback=resolve_alias,
             show_default=False,
         ),
     ] = None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from stretto.cli import options as o
-from stretto.cli.options import aliased, read_scaled
+from stretto.cli.options import read_scaled, resolve_alias
 from stretto.cli.output import clean, console, progress, size
 from stretto.cli.prompts import model_and_files
 from stretto.errors import InvalidRequest
@@ -38,7 +38,7 @@ Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="How many thr
 def quantize(
     source: Annotated[
         str,
-        typer.Argument(metavar="IN", help="A GGUF file, or a model that is here.", callback=aliased),
+        typer.Argument(metavar="IN", help="A GGUF file, or a model that is here.", callback=resolve_alias),
     ],
     target: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="The file to write.")],
     mix: Annotated[

@@ -13,17 +13,17 @@ from stretto.cli import options as o
 from stretto.cli.first_run import default_model, first_run_note
 from stretto.cli.generation import (
     ENDS,
+    add_defaults,
     note,
     open_images,
     open_llm,
     say,
     template_arguments,
     wants_stats,
-    with_defaults,
 )
 from stretto.cli.options import load_adapters, model_names
 from stretto.cli.output import print_json
-from stretto.cli.prompts import joined_prompt, model_and_prompt
+from stretto.cli.prompts import join_prompt, model_and_prompt
 from stretto.errors import InvalidRequest
 from stretto.options.generating import OPTIONS
 from stretto.options.loading import MACHINE
@@ -158,16 +158,16 @@ def run(
             raise InvalidRequest(f"{name} is for a chat; with --raw the prompt is the model's whole input")
     images = open_images(image or [], options["vision"])
     model, prompt = model_and_prompt(words or [], model)
-    settings = o.given(options, OPTIONS)
+    settings = o.select_given(options, OPTIONS)
     settings["grammar"] = constraint(schema, grammar, regex, choice)
     vision, draft = options["vision"], settings.pop("draft", None)
-    text = joined_prompt(prompt)
+    text = join_prompt(prompt)
     if not text.strip() and not images:
         raise InvalidRequest("the prompt is empty")
     before = logs.last() if goes_on else None
     model = model or (before.model if before else default_model())
     parts: Parts = (*images, text)
-    machine = o.given(options, MACHINE)
+    machine = o.select_given(options, MACHINE)
     with ExitStack() as stack:
         llm = stack.enter_context(open_llm(model, vision=vision, server=server, **machine))
         if draft is not None:
@@ -177,7 +177,7 @@ def run(
             llm, model, chat, system is not None or bool(arguments) or goes_on
         )
         asked: list[int] | Parts | str = parts if images else text
-        message, settings = with_defaults(model, system, settings, tells=chats and before is None)
+        message, settings = add_defaults(model, system, settings, tells=chats and before is None)
         if chats:
             messages = _messages(parts, message, system is not None, before)
             asked = llm.chat_prompt(messages, template=arguments)

@@ -35,7 +35,7 @@ def ps(
     found = []
     for connection in servers():
         with connection:
-            found.append(shown(connection.about))
+            found.append(check_facts(connection.about))
     if as_json:
         print_json(found)
         return
@@ -46,7 +46,7 @@ def ps(
     for one in found:
         names = ", ".join(f"{m['name']}{'' if m['loaded'] else ' (not loaded)'}" for m in one["models"])
         memory = "" if one["memory"] is None else size(one["memory"])
-        up = since(one["uptime"])
+        up = format_uptime(one["uptime"])
         listing.add_row(
             str(one["pid"]),
             clean(names),
@@ -58,7 +58,7 @@ def ps(
     console().print(listing)
 
 
-def shown(about: dict[str, Any]) -> dict[str, Any]:
+def check_facts(about: dict[str, Any]) -> dict[str, Any]:
     """What a server says of itself, checked, as `ps` shows it."""
     models = about.get("models")
     memory = about.get("memory")
@@ -78,10 +78,10 @@ def shown(about: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def since(seconds: int) -> str:
+def format_uptime(seconds: int) -> str:
     """A time for people.
 
-    >>> since(59), since(3660), since(200_000)
+    >>> format_uptime(59), since(3660), since(200_000)
     ('59 s', '1 h 1 min', '2 d 7 h')
     """
     if seconds < 60:
@@ -120,17 +120,19 @@ def stop(
         raise InvalidRequest("give a name or a process id, or --all, not both")
     found = list(servers())
     try:
-        chosen = [one for one in found if everything or name is None or _is_meant(shown(one.about), name)]
+        chosen = [
+            one for one in found if everything or name is None or _is_meant(check_facts(one.about), name)
+        ]
         if not chosen and not (everything and not found):
-            listed = ", ".join(_label(shown(one.about)) for one in found)
+            listed = ", ".join(_label(check_facts(one.about)) for one in found)
             which = f"of {name!r} " if name else "of yours "
             raise InvalidRequest(f"no server {which}is running{f'; there is {listed}' if listed else ''}")
         if len(chosen) > 1 and not everything:
-            listed = ", ".join(_label(shown(one.about)) for one in chosen)
+            listed = ", ".join(_label(check_facts(one.about)) for one in chosen)
             raise InvalidRequest(f"there are {len(chosen)}: {listed}; give a process id, or --all")
         for one in chosen:
             _end(one)
-            typer.echo(f"stopped {_label(shown(one.about))}")
+            typer.echo(f"stopped {_label(check_facts(one.about))}")
     finally:
         for one in found:
             one.close()
@@ -214,7 +216,7 @@ def serve(models: o.Served = None, model: o.ServedModels = None, **options: Any)
         raise StrettoError(
             f"{error.name} is missing; the server needs: pip install 'stretto[server]'"
         ) from None
-    named = [o.served(one) for one in (*(models or ()), *(model or ()))] or [default_model()]
+    named = [o.resolve_served(one) for one in (*(models or ()), *(model or ()))] or [default_model()]
     entries = tuple(ModelEntry.parse(text) for text in named)
     entries = with_adapters(ModelEntry.with_vision(entries, options["vision"]), options["adapter"])
     entries = ModelEntry.with_templates(entries, options["chat_template"])

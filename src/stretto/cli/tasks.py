@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from stretto.cli.options import aliased, flags, model_names
+from stretto.cli.options import flags, model_names, resolve_alias
 from stretto.cli.output import clean, console, print_json, table
 from stretto.errors import InvalidRequest, StrettoError
 
@@ -36,12 +36,12 @@ Draw = Annotated[
 def model_option(help_text: str) -> Any:
     """The option for a model of some kind."""
     return typer.Option(
-        "--model", "-m", metavar="MODEL", help=help_text, autocompletion=model_names, callback=aliased
+        "--model", "-m", metavar="MODEL", help=help_text, autocompletion=model_names, callback=resolve_alias
     )
 
 
 @contextmanager
-def opened(
+def open_model(
     model: str, *, verb: str | None = None, files: Sequence[str] = (), **options: Any
 ) -> Iterator[LLM]:
     """A model that has a verb, by its name or path; one that is not here is fetched first.
@@ -66,7 +66,7 @@ def opened(
         yield made
 
 
-def files_of(given: Sequence[str], endings: tuple[str, ...] = ()) -> list[str]:
+def list_files(given: Sequence[str], endings: tuple[str, ...] = ()) -> list[str]:
     """The files that were given, and those in folders that were given: all, or those with an ending."""
     found: list[str] = []
     for name in given:
@@ -94,7 +94,7 @@ def _is_missing(name: str) -> bool:
         return True
 
 
-def texts_of(given: Sequence[str]) -> list[str]:
+def read_texts(given: Sequence[str]) -> list[str]:
     """The texts that were given, or the lines of stdin."""
     if list(given) not in ([], ["-"]):
         return list(given)
@@ -107,7 +107,7 @@ def texts_of(given: Sequence[str]) -> list[str]:
     return lines
 
 
-def source_of(name: str) -> Any:
+def read_source(name: str) -> Any:
     """What a verb gets: the path, or the bytes of stdin."""
     return _stdin() if name == "-" else name
 
@@ -188,12 +188,12 @@ def classify(
 ) -> None:
     """Give images, files or texts their labels, most probable first."""
 
-    images = files_of(inputs or [], IMAGES) if model == DEFAULT_MODEL else []  # others may take texts
-    with opened(model, verb="classify", files=images, **options) as llm:
+    images = list_files(inputs or [], IMAGES) if model == DEFAULT_MODEL else []  # others may take texts
+    with open_model(model, verb="classify", files=images, **options) as llm:
         takes = getattr(llm, "takes", "text")
         endings = IMAGES if takes == "image" else ()
-        names = texts_of(inputs or []) if takes == "text" else files_of(inputs or [], endings)
-        source = str if takes == "text" else source_of
+        names = read_texts(inputs or []) if takes == "text" else list_files(inputs or [], endings)
+        source = str if takes == "text" else read_source
 
         def show(name: str, result: Any) -> None:
             prefix = f"{clean(name)}: " if len(names) > 1 else ""
@@ -220,7 +220,7 @@ def show_images(
 
     `picture` is the result's method that makes what is written to `out`.
     """
-    names = files_of(files, IMAGES)
+    names = list_files(files, IMAGES)
     if out is not None and len(names) == 1:
         check_picture_name(out)
 
@@ -230,8 +230,8 @@ def show_images(
         for line in io.StringIO(str(result)):
             print(clean(line.rstrip("\n")))
 
-    with opened(model, verb=verb, files=names, **machine) as llm:
-        sources = {name: source_of(name) for name in names if name == "-"}  # stdin can be read once
+    with open_model(model, verb=verb, files=names, **machine) as llm:
+        sources = {name: read_source(name) for name in names if name == "-"}  # stdin can be read once
 
         def work(name: str) -> Any:
             source = sources.get(name, name)
@@ -320,8 +320,8 @@ def rerank(
 ) -> None:
     """Sort texts by how well they answer a query, best first."""
 
-    given = texts_of(documents or [])
-    with opened(model, verb="rerank", **options) as llm:
+    given = read_texts(documents or [])
+    with open_model(model, verb="rerank", **options) as llm:
         ranking = llm.rerank(query, given, top=top)
     if as_json:
         print_json(ranking.to_dict())
@@ -351,8 +351,8 @@ def embed(
 
     from stretto.weights.files import atomic_write
 
-    given = texts_of(texts or [])
-    with opened(model, verb="embed", **options) as llm:
+    given = read_texts(texts or [])
+    with open_model(model, verb="embed", **options) as llm:
         vectors = np.asarray(llm.embed(given, normalize=normalize), np.float32)
     if out is not None:
         with atomic_write(out) as file:
@@ -382,7 +382,7 @@ def transcribe(
     """Write down the speech in sound files (WAV)."""
     from stretto.tasks.results import srt, vtt
 
-    names = files_of(files, SOUNDS)
+    names = list_files(files, SOUNDS)
 
     def show(name: str, transcript: Any) -> None:
         if len(names) > 1 and form in ("text", "times"):
@@ -394,6 +394,6 @@ def transcribe(
             text = {"srt": srt, "vtt": vtt}[form](transcript) if form != "text" else transcript.text
             sys.stdout.write("\n".join(clean(line) for line in text.splitlines()) + "\n")
 
-    with opened(model, verb="transcribe", files=names, **options) as llm:
-        results = run_all(names, lambda one: llm.transcribe(source_of(one)))
+    with open_model(model, verb="transcribe", files=names, **options) as llm:
+        results = run_all(names, lambda one: llm.transcribe(read_source(one)))
         print_all(results, "file", None if as_json else show)

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stretto.deploy import require_ray
 from stretto.deploy.environment import check_cluster
-from stretto.deploy.peers import BROADCAST_SECONDS, Answer, Peers, Request, answered
+from stretto.deploy.peers import BROADCAST_SECONDS, Answer, Peers, Request, ask_app
 from stretto.deploy.prefixes import report
 from stretto.deploy.settings import DEPLOYMENT, DeploySettings
 from stretto.llm import LLM
@@ -48,19 +48,19 @@ REQUESTS, CELLS = "stretto_requests", "stretto_cells"  # what replicas report
 SLACK = 1e-6  # so that 8 of 8 requests are one replica's worth in floating point too
 
 
-def load_of(requests: float, cells: float, target_requests: float, target_cells: float) -> float:
+def measure_load(requests: float, cells: float, target_requests: float, target_cells: float) -> float:
     """The load of a replica with so many requests, running and waiting, that hold a share of its cells.
 
-    >>> load_of(4, 0.1, 8, 0.8), load_of(1, 0.9, 8, 0.9)
+    >>> measure_load(4, 0.1, 8, 0.8), load_of(1, 0.9, 8, 0.9)
     (0.5, 1.0)
     """
     return max(requests / target_requests, cells / target_cells)
 
 
-def needed(loads: list[float]) -> int:
+def count_needed(loads: list[float]) -> int:
     """How many replicas share these loads without any having more than one replica's worth.
 
-    >>> needed([1.5]), needed([0.5, 0.5]), needed([0.4, 0.7]), needed([])
+    >>> count_needed([1.5]), needed([0.5, 0.5]), needed([0.4, 0.7]), needed([])
     (2, 1, 2, 0)
     """
     return math.ceil(sum(loads) - SLACK) if loads else 0
@@ -78,13 +78,13 @@ class Pressure:
         reported: Mapping[str, Mapping[Any, float]] = context.aggregated_metrics or {}
         requests, cells = reported.get(REQUESTS, {}), reported.get(CELLS, {})
         loads = [
-            load_of(requests[replica], cells.get(replica, 0.0), self.requests, self.cells)
+            measure_load(requests[replica], cells.get(replica, 0.0), self.requests, self.cells)
             for replica in requests
         ]
         if not loads:  # nobody has reported yet
             return context.target_num_replicas, {}
         least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
-        return max(least, min(most, needed(loads))), {}
+        return max(least, min(most, count_needed(loads))), {}
 
 
 HEALTH_SECONDS = 5.0  # between two looks at a replica
@@ -191,7 +191,7 @@ class Replica:
     async def visit(self, request: Request) -> Answer:
         """This replica's own answer to a request that another one was sent."""
         assert self._app is not None
-        return await answered(self._app, request, self.name)
+        return await ask_app(self._app, request, self.name)
 
     async def _broadcast(self, request: Request) -> list[Answer]:
         """The answers of all replicas that answer in time."""

@@ -18,7 +18,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from stretto.deploy.policy import Ask
-from stretto.deploy.prefixes import KEY_BYTES, block_keys, chain, saved_key, seed, tenant_of
+from stretto.deploy.prefixes import KEY_BYTES, block_keys, chain, hash_tenant, saved_key, seed
 from stretto.engine import Engine
 from stretto.errors import InvalidRequest
 from stretto.llm import LLM
@@ -239,7 +239,7 @@ TEXT_FIELDS = ("tools", "functions", "system", "instructions", "messages", "prom
 Models = Mapping[str, TextModel]
 
 
-def ask_of(data: bytes, models: Models, session: str = "", tenant: bytes = b"") -> Ask:
+def read_ask(data: bytes, models: Models, session: str = "", tenant: bytes = b"") -> Ask:
     """What routing looks at in a body."""
     session = session[:MAX_NAME]
     try:
@@ -269,7 +269,7 @@ def ask_of(data: bytes, models: Models, session: str = "", tenant: bytes = b"") 
 def bearer(authorization: str) -> bytes:
     """The tenant of an Authorization header."""
     scheme, _, key = authorization.partition(" ")
-    return tenant_of(key.strip()) if scheme.lower() == "bearer" and key.strip() else b""
+    return hash_tenant(key.strip()) if scheme.lower() == "bearer" and key.strip() else b""
 
 
 def _parsed(data: bytes) -> dict[str, Any] | None:

@@ -101,7 +101,7 @@ def end_head(folder: Path) -> bool:
 
 
 @contextmanager
-def connected(folder: Path, address: str | None) -> Iterator[None]:
+def connect(folder: Path, address: str | None) -> Iterator[None]:
     """This process as a client of the cluster of this machine, or of another one; checked to be closed."""
     own = address is None
     if address is None:
@@ -145,7 +145,7 @@ def up(deployments: Sequence[DeploySettings], host: str, port: int) -> list[str]
         logging_config={"log_level": "WARNING", "enable_access_log": False},
     )
     check_cluster()
-    routes = routes_of(deployments)
+    routes = make_routes(deployments)
     for settings, route in zip(deployments, routes, strict=True):
         args = settings.model_dump(mode="json", exclude_defaults=True)
         try:
@@ -213,7 +213,7 @@ def _reason(name: str) -> str:
     return next((one["message"] for one in status() if one["name"] == name), "")
 
 
-def routes_of(deployments: Sequence[DeploySettings]) -> list[str]:
+def make_routes(deployments: Sequence[DeploySettings]) -> list[str]:
     """The path of each model: `/` for one, its name for several."""
     if len(deployments) == 1:
         return ["/"]

@@ -45,15 +45,15 @@ class Peers:
         if not how:
             await self._app(scope, receive, send)
             return
-        request = request_of(scope)
-        own = await answered(self._app, request)
+        request = make_request(scope)
+        own = await ask_app(self._app, request)
         if own["status"] == (404 if how == "find" else 200):
             own = _merged(scope["path"], own, await self._broadcast(request))
         await send({"type": "http.response.start", "status": own["status"], "headers": own["headers"]})
         await send({"type": "http.response.body", "body": own["body"]})
 
 
-def request_of(scope: Scope) -> Request:
+def make_request(scope: Scope) -> Request:
     """The request of a scope, as other replicas get it."""
     path = STATS if scope["path"] == REPLICAS else scope["path"]
     return {
@@ -66,7 +66,7 @@ def request_of(scope: Scope) -> Request:
     }
 
 
-async def answered(app: ASGIApp, request: Request, replica: str = "") -> Answer:
+async def ask_app(app: ASGIApp, request: Request, replica: str = "") -> Answer:
     """What an app answers to a request without a body."""
     answer: Answer = {"replica": replica, "status": 500, "headers": [], "body": b""}
     scope = {
@@ -117,9 +117,9 @@ def _merged(path: str, own: Answer, others: list[Answer]) -> Answer:
     if not good:
         return own
     if path == "/metrics":
-        body = merged_metrics([one["body"].decode() for one in good]).encode()
+        body = merge_metrics([one["body"].decode() for one in good]).encode()
     elif path == REPLICAS:
-        body = json.dumps(summed({one["replica"]: json.loads(one["body"]) for one in good})).encode()
+        body = json.dumps(sum_statistics({one["replica"]: json.loads(one["body"]) for one in good})).encode()
     elif path in ("/stretto/requests", "/stretto/pins"):
         key = path.rpartition("/")[2]
         found = [json.loads(one["body"]) for one in good]
@@ -131,7 +131,7 @@ def _merged(path: str, own: Answer, others: list[Answer]) -> Answer:
     return {**own, "headers": [*headers, kind, (b"content-length", str(len(body)).encode())], "body": body}
 
 
-def summed(replicas: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def sum_statistics(replicas: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Each replica's statistics, and in `sums` what its models and what all replicas have together."""
     sums: dict[str, dict[str, int]] = {"all": dict.fromkeys(SUMMED, 0)}
     for name, facts in replicas.items():
@@ -145,10 +145,10 @@ def summed(replicas: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {"n": len(replicas), "sums": sums, "replicas": replicas}
 
 
-def merged_metrics(texts: list[str]) -> str:
+def merge_metrics(texts: list[str]) -> str:
     """Metrics of several replicas as one text: each metric once, with the samples of all.
 
-    >>> merged_metrics(["# TYPE a gauge\\na{r=\\"1\\"} 1\\n", "# TYPE a gauge\\na{r=\\"2\\"} 2\\n"])
+    >>> merge_metrics(["# TYPE a gauge\\na{r=\\"1\\"} 1\\n", "# TYPE a gauge\\na{r=\\"2\\"} 2\\n"])
     '# TYPE a gauge\\na{r="1"} 1\\na{r="2"} 2\\n'
     """
     heads: dict[str, list[str]] = {}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
-from stretto.deploy.prefixes import unpacked
+from stretto.deploy.prefixes import unpack_keys
 from stretto.errors import wrong_value
 
 # What a router knows of its replicas: their last reports, and where it has sent requests since.
@@ -64,7 +64,7 @@ class Holdings:
 
     >>> fleet = Holdings()
     >>> fleet.keep(["a", "b"])
-    >>> fleet.picked("a", Ask([1, 2, 3]), now=0.0)
+    >>> fleet.note_pick("a", Ask([1, 2, 3]), now=0.0)
     >>> fleet.lengths([1, 2, 9], now=1.0)
     {'a': 2}
     """
@@ -85,13 +85,13 @@ class Holdings:
             self._replace(name, frozenset())
             del self.replicas[name]
 
-    def reported(self, name: str, report: object, now: float) -> None:
+    def take_report(self, name: str, report: object, now: float) -> None:
         """Take a replica's report; fields that are missing or nonsense count as nothing."""
         facts = report if isinstance(report, dict) else {}
         replica = self.replicas.setdefault(name, ReplicaRecord())
         replica.load = _count(facts.get("running")) + _count(facts.get("waiting"))
-        replica.saved = frozenset(unpacked(facts.get("saved")))
-        self._replace(name, frozenset(unpacked(facts.get("keys"))))
+        replica.saved = frozenset(unpack_keys(facts.get("saved")))
+        self._replace(name, frozenset(unpack_keys(facts.get("keys"))))
         while replica.picks and replica.picks[0] <= now - REPORT_SECONDS:
             replica.picks.popleft()
 
@@ -106,7 +106,7 @@ class Holdings:
             self._holders.setdefault(key, set()).add(name)
         self.replicas[name].keys = keys
 
-    def picked(self, name: str, ask: Ask, now: float, seconds: float = PICK_SECONDS) -> None:
+    def note_pick(self, name: str, ask: Ask, now: float, seconds: float = PICK_SECONDS) -> None:
         """Note that a request goes to a replica, which will hold its prefix."""
         replica = self.replicas.setdefault(name, ReplicaRecord())
         replica.picks.append(now)

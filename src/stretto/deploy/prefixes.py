@@ -52,7 +52,7 @@ def seed(model: str, adapter: str = "", tenant: bytes = b"") -> bytes:
     return _digest(b"".join(len(part).to_bytes(4, "little") + part for part in parts))
 
 
-def tenant_of(key: str) -> bytes:
+def hash_tenant(key: str) -> bytes:
     """A name for the holder of an API key: the same in all processes, and it does not give the key away."""
     return blake2b(key.encode("utf-8", "replace"), digest_size=16, person=b"stretto tenant").digest()
 
@@ -78,19 +78,19 @@ def block_keys(start: bytes, data: bytes, block_bytes: int) -> list[int]:
     return keys
 
 
-def packed(keys: Iterable[int]) -> bytes:
+def pack_keys(keys: Iterable[int]) -> bytes:
     """Keys as bytes, for a report."""
     return np.fromiter(keys, np.uint64).astype("<u8").tobytes()
 
 
-def unpacked(data: object) -> list[int]:
+def unpack_keys(data: object) -> list[int]:
     """The keys in a report; none where it holds something else."""
     if not isinstance(data, bytes) or len(data) % KEY_BYTES:
         return []
     return [int(key) for key in np.frombuffer(data[: MAX_KEYS * KEY_BYTES], "<u8").tolist()]
 
 
-def bounded(chains: Iterable[Sequence[int]], most: int = MAX_KEYS) -> list[int]:
+def limit_keys(chains: Iterable[Sequence[int]], most: int = MAX_KEYS) -> list[int]:
     """At most so many keys of several chains, the most important chain first.
 
     All of them if they fit; else those at every second block, every fourth, and so on. If even the coarsest
@@ -129,7 +129,7 @@ def report(state: State, max_keys: int = MAX_KEYS) -> Report:
     """What a router has to know of a replica. Thread-safe; it waits for the engine, so not for an event loop.
 
     - `running`, `waiting`: requests
-    - `keys`: of the prefixes in the caches of all loaded models, as `unpacked` reads them
+    - `keys`: of the prefixes in the caches of all loaded models, as `unpack_keys` reads them
     - `saved`: keys of stored responses, which only this replica can go on with
     - `salted`: whether API keys share no prefixes, so that seeds have tenants
     - `models`: the file of each model that generates text, and its size
@@ -150,8 +150,8 @@ def report(state: State, max_keys: int = MAX_KEYS) -> Report:
     memo = _memos.setdefault(state, _Memo())
     return {
         **figures,
-        "keys": packed(bounded(memo.chains(held), max_keys)),
-        "saved": packed(saved_keys(state.responses, max_keys)),
+        "keys": pack_keys(limit_keys(memo.chains(held), max_keys)),
+        "saved": pack_keys(saved_keys(state.responses, max_keys)),
         "salted": len(tenants) > 1,
         "models": {served.name: (str(served.path), served.facts["file_bytes"]) for served in models},
     }
@@ -164,7 +164,7 @@ def _tenants(state: State) -> dict[str, bytes]:
     for key in (*settings.api_keys, *settings.admin_keys):
         salt = callers.find(b"Bearer " + key.encode()).salt
         if salt:
-            found[salt] = tenant_of(key)
+            found[salt] = hash_tenant(key)
     return found
 
 

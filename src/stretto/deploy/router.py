@@ -31,7 +31,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 from starlette.types import Receive, Scope, Send
 
-from stretto.deploy.asks import TextModel, ask_of, bearer
+from stretto.deploy.asks import TextModel, bearer, read_ask
 from stretto.deploy.environment import KEY_HEADER, SESSION_VARIABLE
 from stretto.deploy.policy import PICK_SECONDS, Ask, Holdings, Policy, PrefixPolicy, RoundRobin
 
@@ -52,7 +52,7 @@ class KnownModels:
         self.models: dict[str, TextModel] = {}
         self.is_salted = False  # API keys share no prefixes
 
-    def reported(self, report: object) -> None:
+    def take_report(self, report: object) -> None:
         """Take the models that a report names."""
         facts = report if isinstance(report, Mapping) else {}
         self.is_salted = facts.get("salted") is True
@@ -132,12 +132,12 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray may not be insta
     def _ordered(
         self, candidates: list[RunningReplica], pending: PendingRequest | None
     ) -> list[list[RunningReplica]]:
-        now, ask = time.monotonic(), asked(pending)
+        now, ask = time.monotonic(), read_pending(pending)
         by_name = {replica.replica_id.unique_id: replica for replica in candidates}
         self.learn(by_name, now)
         order = [name for name in self._policy.order(ask, self.holdings, now) if name in by_name]
         if order:
-            self.holdings.picked(order[0], ask, now, PICK_SECONDS if ask.is_exact else TEXT_PICK_SECONDS)
+            self.holdings.note_pick(order[0], ask, now, PICK_SECONDS if ask.is_exact else TEXT_PICK_SECONDS)
         return [[by_name[name]] for name in order]
 
     def learn(self, replicas: Mapping[str, RunningReplica], now: float) -> None:
@@ -149,11 +149,11 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray may not be insta
             report = replica.routing_stats
             if report and report is not self._taken.get(name):
                 self._taken[name] = report
-                self.holdings.reported(name, report, now)
-                known_models().reported(report)
+                self.holdings.take_report(name, report, now)
+                known_models().take_report(report)
 
 
-def asked(pending: PendingRequest | None) -> Ask:
+def read_pending(pending: PendingRequest | None) -> Ask:
     """What is known of a request: all by the ingress, its session by a proxy."""
     if pending is None:
         return Ask()
@@ -214,7 +214,7 @@ class Ingress:
         tenant = b""
         if SESSION_HEADER == KEY_HEADER:  # then it is no session
             session, tenant = "", bearer(session) if models.is_salted else b""
-        return ask_of(data, models.ready(), session, tenant)
+        return read_ask(data, models.ready(), session, tenant)
 
     async def _choose(self, ask: Ask) -> str:
         async with self._handle.choose_replica(ask, _reserve=False) as chosen:
@@ -235,7 +235,7 @@ def configure(options: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
     return {**options, "request_router_config": how}
 
 
-def attached(application: Any, replicas: int = 1) -> Any:
+def attach_router(application: Any, replicas: int = 1) -> Any:
     """An application whose requests HAProxy routes by their bodies; it needs `haproxy_environment`."""
     ingress = serve.deployment(
         serve.ingress()(Ingress),

@@ -201,7 +201,7 @@ class Prompt:
     stop: tuple[str, ...]
     max_tokens: int
 
-    async def continued(self, llm: LLM) -> Answer:
+    async def complete(self, llm: LLM) -> Answer:
         """What the model writes, greedily, and whether the limit cut it."""
         prompt: Any = self.content
         if not isinstance(prompt, str):
@@ -228,7 +228,7 @@ class WordProblem:
 
     async def answer(self, llm: LLM) -> Answer:
         """Write a solution, and read the number in it."""
-        made = await self.prompt.continued(llm)
+        made = await self.prompt.complete(llm)
         strict = NUMBER.search(made["text"])
         numbers = [found[0].strip() for found in LAST_NUMBER.finditer(made["text"])]
         right = {
@@ -282,7 +282,7 @@ class Program:
 
     async def answer(self, llm: LLM) -> Answer:
         """Write the function, and run it with its tests in the sandbox."""
-        made = await self.prompt.continued(llm)
+        made = await self.prompt.complete(llm)
         source = f"{self.before}{made['text']}\n{self.tests}"
         verdict = await asyncio.to_thread(run_python, source)
         return {"right": {"pass@1": verdict.passed}, "said": verdict.reason, **made}

@@ -52,7 +52,9 @@ class BenchmarkReport:
         return {"benchmark": fields.pop("name"), "interval": "Wilson's, 95 %", **fields}
 
 
-def settings_of(llm: LLM, name: str, model: str, chat: bool | None = None, kv: str = "f16") -> dict[str, Any]:
+def make_settings(
+    llm: LLM, name: str, model: str, chat: bool | None = None, kv: str = "f16"
+) -> dict[str, Any]:
     """What the answers depend on, which is the first line of their file."""
     benchmark = BENCHMARKS[name]
     if chat is None:
@@ -89,7 +91,7 @@ def run_benchmark(
     `limit` takes the first questions, or with a `seed` so many random ones, always the same; `items` only
     some of these, by their place among them. The report counts all those that have an answer.
 
-    >>> run_benchmark(llm, "arc_easy", Path("a.jsonl"), settings_of(llm, "arc_easy", "smollm2"), limit=100)
+    >>> run_benchmark(llm, "arc_easy", Path("a.jsonl"), make_settings(llm, "arc_easy", "smollm2"), limit=100)
     """
     benchmark = BENCHMARKS[name]
     if benchmark.runs_code:

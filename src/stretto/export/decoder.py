@@ -48,12 +48,12 @@ class Embedding:
             x = graph.cast(graph.op("Gather", [half, tokens]), "float32")
         else:
             x = graph.op("Gather", [graph.constant(f"{NAME}.rows", encoded), tokens])
-        return graph.scaled(x, self._spec.embedding_scale)
+        return graph.scale(x, self._spec.embedding_scale)
 
     def _from_blocks(self, tokens: str, blocks: Blocks) -> str:
         """The rows of the tokens, dequantised by standard operators."""
         graph = self._graph
-        q = graph.op("Gather", [graph.constant(f"{NAME}.blocks", blocks.packed()), tokens])
+        q = graph.op("Gather", [graph.constant(f"{NAME}.blocks", blocks.pack()), tokens])
         if blocks.bits == 4:  # [batch, n, blocks, size / 2] → [batch, n, blocks, size / 2, 2]
             low = graph.op("BitwiseAnd", [q, graph.number(15, "uint8")])
             high = graph.op("BitShift", [q, graph.number(4, "uint8")], direction="RIGHT")
@@ -75,7 +75,7 @@ class Embedding:
         """float32[batch, n, n_vocab] of final hidden states, as the output "logits"."""
         spec, graph = self._spec, self._graph
         y = self._output(x)
-        y = graph.capped(graph.scaled(y, spec.logit_scale), spec.logit_cap)
+        y = graph.cap(graph.scale(y, spec.logit_scale), spec.logit_cap)
         return graph.op("Identity", [y], output="logits")
 
     def _output(self, x: str) -> str:
@@ -194,7 +194,7 @@ def _layer(
     graph, norms, prefix = parts.graph, parts.norms, f"blk.{i}."
 
     def added(norm: Norm | None, y: str) -> str:
-        return graph.scaled(norms.apply(norm, y, prefix, n_embd), layer.residual_scale)
+        return graph.scale(norms.apply(norm, y, prefix, n_embd), layer.residual_scale)
 
     normed, x = norms.add_and_apply(layer.norm, x, addend, prefix, n_embd)
     addend = None

@@ -96,11 +96,11 @@ def attend(graph: Graph, mixer: Attention, q: str, keys: str, values: str, bias:
     0 where a query sees a cell, and a very low number elsewhere.
     """
     kv, group, size = mixer.n_kv_head, mixer.n_head // mixer.n_kv_head, mixer.head_size
-    q = graph.reshape(graph.scaled(q, mixer.scale), 0, 0, kv, group, size)
+    q = graph.reshape(graph.scale(q, mixer.scale), 0, 0, kv, group, size)
     q = graph.op("Transpose", [q], perm=[0, 2, 3, 1, 4])  # [batch, kv, group, n, size]
     keys = graph.op("Unsqueeze", [keys, graph.integers(2)])
     scores = graph.op("MatMul", [q, graph.op("Transpose", [keys], perm=[0, 1, 2, 4, 3])])
-    scores = graph.op("Add", [graph.capped(scores, mixer.cap), bias])
+    scores = graph.op("Add", [graph.cap(scores, mixer.cap), bias])
     weights = graph.op("Softmax", [scores], axis=-1)
     mixed = graph.op("MatMul", [weights, graph.op("Unsqueeze", [values, graph.integers(2)])])
     mixed = graph.op("Transpose", [mixed], perm=[0, 3, 1, 2, 4])
@@ -168,22 +168,22 @@ class PlainForm(Form):
         graph = self._graph
         total, new = self._length(self._mask), self._length(self.tokens)
         one, zero = graph.number(1, "int64"), graph.number(0, "int64")
-        columns = graph.shared("Range", [zero, total, one])
-        rows = graph.shared("Range", [graph.shared("Sub", [total, new]), total, one])
-        back = graph.shared("Sub", [graph.shared("Unsqueeze", [rows, graph.integers(1)]), columns])
-        seen = graph.shared("GreaterOrEqual", [back, zero])  # [n, total]
+        columns = graph.op_once("Range", [zero, total, one])
+        rows = graph.op_once("Range", [graph.op_once("Sub", [total, new]), total, one])
+        back = graph.op_once("Sub", [graph.op_once("Unsqueeze", [rows, graph.integers(1)]), columns])
+        seen = graph.op_once("GreaterOrEqual", [back, zero])  # [n, total]
         if window is not None:
             seen = graph.op("And", [seen, graph.op("Less", [back, graph.number(window, "int64")])])
-        there = graph.shared(
-            "Unsqueeze", [graph.shared("Cast", [self._mask], to=9), graph.integers(1, 2, 3)]
+        there = graph.op_once(
+            "Unsqueeze", [graph.op_once("Cast", [self._mask], to=9), graph.integers(1, 2, 3)]
         )  # bool[batch, 1, 1, 1, total]
         seen = graph.op("And", [there, seen])
         return graph.op("Where", [seen, graph.number(0.0), graph.number(UNSEEN)])
 
     def _length(self, x: str) -> str:
         """The second axis of x, a scalar."""
-        shape = self._graph.shared("Shape", [x])
-        return self._graph.shared("Gather", [shape, self._graph.number(1, "int64")], axis=0)
+        shape = self._graph.op_once("Shape", [x])
+        return self._graph.op_once("Gather", [shape, self._graph.number(1, "int64")], axis=0)
 
     def hidden(self, x: str) -> str:
         """The hidden states that logits are wanted of: all."""
@@ -255,8 +255,8 @@ class GroupQueryForm(PlainForm):
     def _lengths(self) -> tuple[str, str]:
         """int32[batch], the last index of each text, and int32, the length of the longest."""
         graph = self._graph
-        count = graph.shared("ReduceSum", [self._mask, graph.integers(1)], keepdims=0)
-        last = graph.cast(graph.shared("Sub", [count, graph.integers(1)]), "int32")
+        count = graph.op_once("ReduceSum", [self._mask, graph.integers(1)], keepdims=0)
+        last = graph.cast(graph.op_once("Sub", [count, graph.integers(1)]), "int32")
         return last, graph.cast(self._length(self._mask), "int32")
 
 

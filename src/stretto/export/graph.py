@@ -136,7 +136,7 @@ class Graph:
         self._nodes.append(helper.make_node(kind, inputs, outputs, name, domain=domain, **attributes))
         return outputs
 
-    def shared(self, kind: str, inputs: Sequence[str], **attributes: Any) -> str:
+    def op_once(self, kind: str, inputs: Sequence[str], **attributes: Any) -> str:
         """`op`, but a node that is there already is taken again."""
         key = (kind, *inputs, *sorted(attributes.items()))
         if key not in self._memo:
@@ -154,17 +154,17 @@ class Graph:
 
     def cast(self, x: str, kind: str) -> str:
         """x as another type."""
-        return self.shared("Cast", [x], to=TYPES[kind])
+        return self.op_once("Cast", [x], to=TYPES[kind])
 
     def split(self, x: str, sizes: Sequence[int]) -> list[str]:
         """x in parts of these sizes along its last axis."""
         return self.op_many("Split", [x, self.integers(*sizes)], len(sizes), axis=-1)
 
-    def scaled(self, x: str, factor: float) -> str:
+    def scale(self, x: str, factor: float) -> str:
         """x × factor."""
         return x if factor == 1.0 else self.op("Mul", [x, self.number(factor)])
 
-    def capped(self, x: str, cap: float) -> str:
+    def cap(self, x: str, cap: float) -> str:
         """cap × tanh(x / cap), or x itself where there is no cap."""
         if not cap:
             return x

@@ -136,7 +136,7 @@ class Ropes:
         graph, pairs = self._graph, len(rope.frequencies)
         # [batch, n, 1, pairs]: the same for all heads
         cos, sin = (
-            graph.shared("Unsqueeze", [graph.shared("Gather", [table, positions]), graph.integers(2)])
+            graph.op_once("Unsqueeze", [graph.op_once("Gather", [table, positions]), graph.integers(2)])
             for table in self.tables(rope)
         )
         sizes = [pairs, pairs] + ([size - 2 * pairs] if size > 2 * pairs else [])
@@ -151,7 +151,7 @@ class Ropes:
         steps = np.floor((np.arange(self._context) + temperature.offset) / temperature.length)
         table = (1 + temperature.slope * np.log1p(steps)).astype(np.float32)[:, None]
         name = f"temperature.{temperature.slope}.{temperature.length}.{temperature.offset}"
-        return graph.op("Mul", [q, graph.shared("Gather", [graph.constant(name, table), positions])])
+        return graph.op("Mul", [q, graph.op_once("Gather", [graph.constant(name, table), positions])])
 
 
 def row_order(rope: Rope | None, heads: int, size: int) -> Order | None:
@@ -216,7 +216,7 @@ def attention(parts: Parts, i: int, mixer: Attention, x: str) -> str:
     if mixer.bias:
         each = [parts.weights.vector(f"{prefix}attn_{name}.bias", orders[name]) for name in names]
         bias = np.concatenate(each)
-    qkv = parts.products.joined(x, matrices, bias)
+    qkv = parts.products.multiply(x, matrices, bias)
 
     rotated_inside = mixer.rope is not None and form.rotates(mixer) and not mixer.norm_after_rope
     norms = mixer.q_norm, mixer.k_norm, mixer.v_norm
@@ -234,7 +234,7 @@ def attention(parts: Parts, i: int, mixer: Attention, x: str) -> str:
         mixed = form.attend(i, mixer, q, k, v)
     output = parts.weights.matrix(f"{prefix}attn_output.weight")
     output_bias = parts.weights.vector(f"{prefix}attn_output.bias") if mixer.output_bias else None
-    return parts.products.joined(mixed, [output], output_bias)
+    return parts.products.multiply(mixed, [output], output_bias)
 
 
 def _turned(
@@ -261,13 +261,13 @@ def dense(parts: Parts, i: int, ffn: Dense, x: str) -> str:
         key = f"{prefix}ffn_{name}{suffix}"
         has_bias = ffn.has_down_bias if name == "down" else ffn.bias
         bias = parts.weights.vector(f"{key}.bias") if has_bias else None
-        return parts.products.joined(x, [parts.weights.matrix(f"{key}.weight")], bias)
+        return parts.products.multiply(x, [parts.weights.matrix(f"{key}.weight")], bias)
 
     if not ffn.gated:
         return product("down", _activated(parts, ffn.activation, product("up", x)))
     keys = [f"{prefix}ffn_{name}{suffix}" for name in ("gate", "up")]
     bias = np.concatenate([parts.weights.vector(f"{key}.bias") for key in keys]) if ffn.bias else None
-    both = parts.products.joined(x, [parts.weights.matrix(f"{key}.weight") for key in keys], bias)
+    both = parts.products.multiply(x, [parts.weights.matrix(f"{key}.weight") for key in keys], bias)
     gate, up = graph.split(both, [ffn.n_ff, ffn.n_ff])
     return product("down", graph.op("Mul", [_activated(parts, ffn.activation, gate), up]))
 
@@ -285,9 +285,9 @@ def _activated(parts: Parts, activation: str, x: str) -> str:
     if not parts.form.plain:
         return graph.op("Gelu", [x], approximate="none" if activation == "gelu_erf" else "tanh")
     if activation == "gelu_erf":
-        shares = graph.op("Erf", [graph.scaled(x, 0.5**0.5)])
-        return graph.op("Mul", [graph.scaled(x, 0.5), graph.op("Add", [shares, graph.number(1.0)])])
+        shares = graph.op("Erf", [graph.scale(x, 0.5**0.5)])
+        return graph.op("Mul", [graph.scale(x, 0.5), graph.op("Add", [shares, graph.number(1.0)])])
     cube = graph.op("Mul", [graph.op("Mul", [x, x]), x])
-    inner = graph.op("Add", [x, graph.scaled(cube, 0.044715)])
-    tanh = graph.op("Tanh", [graph.scaled(inner, (2 / np.pi) ** 0.5)])
-    return graph.op("Mul", [graph.scaled(x, 0.5), graph.op("Add", [tanh, graph.number(1.0)])])
+    inner = graph.op("Add", [x, graph.scale(cube, 0.044715)])
+    tanh = graph.op("Tanh", [graph.scale(inner, (2 / np.pi) ** 0.5)])
+    return graph.op("Mul", [graph.scale(x, 0.5), graph.op("Add", [tanh, graph.number(1.0)])])

@@ -61,31 +61,31 @@ class Blocks:
         """Matrices of one kind can be put together."""
         return self.bits, self.size, self.offset is not None
 
-    def taken(self, order: NDArray[np.intp]) -> Blocks:
+    def reorder(self, order: NDArray[np.intp]) -> Blocks:
         """The same rows in another order."""
         offset = None if self.offset is None else self.offset[order]
         return Blocks(self.bits, self.q[order], self.scale[order], offset)
 
-    def packed(self) -> Bytes:
+    def pack(self) -> Bytes:
         """q as MatMulNBits takes it: two numbers of four bits in a byte, the first in its low half."""
         if self.bits == 8:
             return self.q
         packed: Bytes = self.q[..., 0::2] | self.q[..., 1::2] << np.uint8(4)
         return packed
 
-    def signed(self) -> NDArray[np.int8]:
+    def subtract_zero(self) -> NDArray[np.int8]:
         """q − zero."""
         return (self.q.astype(np.int16) - ZERO[self.bits]).astype(np.int8)
 
     def floats(self) -> Floats:
         """float32[rows, columns]: what the blocks stand for."""
-        w = self.signed().astype(np.float32) * self.scale[..., None]
+        w = self.subtract_zero().astype(np.float32) * self.scale[..., None]
         if self.offset is not None:
             w += self.offset[..., None]
         return w.reshape(len(w), -1)
 
 
-def concatenated(parts: list[Blocks]) -> Blocks:
+def join_rows(parts: list[Blocks]) -> Blocks:
     """The rows of several matrices of one kind."""
     offsets = [part.offset for part in parts if part.offset is not None]
     return Blocks(
@@ -104,7 +104,7 @@ def read_blocks(data: Bytes, fmt: Format) -> Blocks | None:
     return reader(np.ascontiguousarray(data).reshape(len(data), -1, fmt.size))
 
 
-def rounded(weights: Floats, bits: int) -> Blocks:
+def round_to_blocks(weights: Floats, bits: int) -> Blocks:
     """Numbers rounded to so many bits, in blocks of 32."""
     fmt = Format.Q8_0 if bits == 8 else Format.Q4_0
     blocks = read_blocks(formats.quantize(weights, fmt), fmt)
@@ -226,7 +226,7 @@ class Matrix:
     def blocks(self) -> Blocks | None:
         """The file's own blocks, or None if its format has none that ONNX could take."""
         blocks = read_blocks(self.data, self.format)
-        return blocks if blocks is None or self.order is None else blocks.taken(self.order)
+        return blocks if blocks is None or self.order is None else blocks.reorder(self.order)
 
 
 class Weights:
@@ -286,9 +286,9 @@ class Products:
             return matrix.floats()
         bits = max(least_bits, self._least_bits, int(self.precision.removeprefix("int")))
         blocks = matrix.blocks() if bits == 8 else None
-        return rounded(matrix.floats(), bits) if blocks is None else blocks
+        return round_to_blocks(matrix.floats(), bits) if blocks is None else blocks
 
-    def joined(self, x: str, matrices: Sequence[Matrix], bias: Floats | None = None) -> str:
+    def multiply(self, x: str, matrices: Sequence[Matrix], bias: Floats | None = None) -> str:
         """x times several matrices, side by side: [batch, n, all rows]."""
         encoded = [self.encode(matrix) for matrix in matrices]
         kinds = {part.kind if isinstance(part, Blocks) else None for part in encoded}
@@ -312,7 +312,7 @@ class Products:
             return y
         graph, size = self._graph, encoded.size
         # One operator for the sums: means of the blocks, whose size is a power of two, so nothing is rounded.
-        means = graph.shared("AveragePool", [x], kernel_shape=(size,), strides=(size,))
+        means = graph.op_once("AveragePool", [x], kernel_shape=(size,), strides=(size,))
         thin = graph.op("MatMul", [means, graph.constant(f"{key}.offset", size * encoded.offset.T)])
         return graph.op("Add", [y, thin])
 
@@ -329,7 +329,7 @@ class Products:
         rows, n, size = blocks.q.shape
         inputs = [
             x,
-            graph.constant(f"{key}.blocks", blocks.packed()),
+            graph.constant(f"{key}.blocks", blocks.pack()),
             graph.constant(f"{key}.scale", blocks.scale),
         ]
         return graph.op(
@@ -347,7 +347,7 @@ class Products:
         """A product with a matrix that the standard operator makes of its blocks."""
         graph = self._graph
         rows, n, size = blocks.q.shape
-        q = np.ascontiguousarray(blocks.signed().reshape(rows, n * size).T)  # [columns, rows]
+        q = np.ascontiguousarray(blocks.subtract_zero().reshape(rows, n * size).T)  # [columns, rows]
         kind = None
         if blocks.bits == 4 and rows % 2 == 0:
             q, kind = (q[:, 0::2] & 15 | q[:, 1::2] << 4).view(np.uint8), "int4"
@@ -371,5 +371,5 @@ def least_bits(tensors: Iterable[Tensor]) -> int:
 def _together(parts: Sequence[Encoded]) -> Encoded:
     blocks = [part for part in parts if isinstance(part, Blocks)]
     if blocks:
-        return concatenated(blocks)
+        return join_rows(blocks)
     return np.concatenate([part for part in parts if not isinstance(part, Blocks)])

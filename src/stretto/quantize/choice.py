@@ -155,7 +155,7 @@ def choose_formats(
     """
     chooser = _Chooser(mix, read_facts(metadata, tensors, has_imatrix))
     chosen: dict[str, Format] = {}
-    for name in sorted(tensors, key=lambda name: (layer_of(name), name)):
+    for name in sorted(tensors, key=lambda name: (find_layer(name), name)):
         tensor = tensors[name]
         if not is_quantised(tensor):
             chosen[name] = tensor.format
@@ -168,7 +168,7 @@ def choose_formats(
     return {name: chosen[name] for name in tensors}
 
 
-def layer_of(name: str) -> int:
+def find_layer(name: str) -> int:
     """The layer of a tensor, −1 for none."""
     found = _LAYER.match(name)
     return int(found[1]) if found else -1
@@ -229,9 +229,9 @@ class _Chooser:
         count = self._count(kind)
         if self.facts.n_expert <= 1:
             return count
-        if not 0 <= layer_of(name) < self.facts.n_layer:
+        if not 0 <= find_layer(name) < self.facts.n_layer:
             raise ModelError(f"is of none of the {self.facts.n_layer} layers", field=f"tensor {name!r}")
-        return layer_of(name)
+        return find_layer(name)
 
     def _output(self, tensor: Tensor) -> Format:
         if self.mix.name == "mxfp4_moe" or tensor.shape[-1] % self.mix.format.block:

@@ -23,7 +23,7 @@ from stretto.engine.types import ToolCall
 from stretto.structured.unique import canonical
 from stretto.tools.fitting import fits
 from stretto.tools.format import CallFormat
-from stretto.tools.parsing import ARGUMENT_KEYS, ID_KEYS, NAME_KEYS, Event, call_of
+from stretto.tools.parsing import ARGUMENT_KEYS, ID_KEYS, NAME_KEYS, Event, read_json_call
 
 Call = tuple[str, dict[str, Any]]  # a name and arguments
 Quoted = Callable[[], frozenset[Any]]  # the calls that are quoted, in a form that can be compared
@@ -58,7 +58,7 @@ def calls_in(text: str) -> list[Call]:
             text = text[end:]
     except (ValueError, RecursionError):
         return []
-    found = [call_of(value) for value in values if isinstance(value, dict)]
+    found = [read_json_call(value) for value in values if isinstance(value, dict)]
     calls = [(one[0], one[1]) for one in found if one is not None]
     return calls if len(calls) == len(values) else []
 
@@ -72,7 +72,7 @@ def quoted_calls(messages: Any) -> frozenset[Any]:
             if n == MAX_QUOTED:
                 break
             try:
-                call = call_of(decoder.raw_decode(bare, match.start())[0])
+                call = read_json_call(decoder.raw_decode(bare, match.start())[0])
             except (ValueError, RecursionError):
                 continue
             if call is not None:

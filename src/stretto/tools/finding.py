@@ -21,7 +21,7 @@ from stretto.tools.format import (
     ID,
     CallFormat,
     bind,
-    marked,
+    make_mark,
     shared_prefix,
     special_marks,
     with_marks,
@@ -50,7 +50,7 @@ def learn(template: ChatTemplate, tokenizer: Tokenizer, shown: Sequence[Mapping[
         if not whole.startswith(begin):
             raise InvalidRequest("a turn with a call does not start as an answer does")
         turn_text = whole[len(begin) :]
-        ends = [turn_text.find(marked(token)) for token in tokenizer.end_ids]
+        ends = [turn_text.find(make_mark(token)) for token in tokenizer.end_ids]
         end = min((at for at in ends if at >= 0), default=len(turn_text.rstrip()))
         return turn_text[:end]
 
@@ -161,7 +161,7 @@ def _arguments(number: int) -> str:
 
 
 def _text(parts: list[str | int]) -> str:
-    return "".join(marked(part) if isinstance(part, int) else part for part in parts)
+    return "".join(make_mark(part) if isinstance(part, int) else part for part in parts)
 
 
 Shown = Sequence[Mapping[str, Any]]

@@ -15,9 +15,9 @@ from stretto.text.reasoning import ANSWER, REASONING, START, Format, Splitter, S
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.check import Tool
 from stretto.tools.fenced import FencedFollower, Follower, Quoted, quoted_calls, writes_fenced
-from stretto.tools.format import MARKS, CallFormat, changed, is_mark, texts_of, with_marks
-from stretto.tools.json_reading import Malformed, Source, Steps, overlap, quoted
-from stretto.tools.parsing import CallParser, Event, Receiver, call_of
+from stretto.tools.format import MARKS, CallFormat, change_texts, is_mark, list_texts, with_marks
+from stretto.tools.json_reading import Malformed, Source, Steps, overlap, quote_text
+from stretto.tools.parsing import CallParser, Event, Receiver, read_json_call
 
 __all__ = ["CallReader", "read_call"]
 
@@ -35,13 +35,13 @@ class Marks:
 
     def __init__(self, layout: CallFormat, reasoning: Format | None, tokenizer: Tokenizer) -> None:
         self._piece = tokenizer.piece
-        found = {ord(c) - MARKS for text in texts_of(layout) for c in text if is_mark(c)}
+        found = {ord(c) - MARKS for text in list_texts(layout) for c in text if is_mark(c)}
         markers = [m for state in reasoning.states.values() for m in state.markers] if reasoning else []
         found |= {token for text, token in tokenizer.specials.items() if any(text in m for m in markers)}
         self.of_token = {token: chr(FIRST + number) for number, token in enumerate(sorted(found))}
         self._spelled = {tokenizer.piece(token): mark for token, mark in self.of_token.items()}
         self._tokens = {mark: token for token, mark in self.of_token.items()}
-        self.layout = changed(layout, self._from_planes)
+        self.layout = change_texts(layout, self._from_planes)
         self.states: Mapping[str, State] = {
             name: State(state.shows, {self.marked(marker): to for marker, to in state.markers.items()})
             for name, state in (reasoning.states.items() if reasoning else ())
@@ -205,7 +205,7 @@ class CallFollower(Receiver):
         """Its arguments go on."""
         if not piece.isascii():
             marks = self._text.marks
-            piece = "".join(c if marks.spelled(c) == c else quoted(marks.spelled(c)) for c in piece)
+            piece = "".join(c if marks.spelled(c) == c else quote_text(marks.spelled(c)) for c in piece)
         self._pieces.append(piece)
         self._piece_end = self._source.at
         if not self._is_quiet:
@@ -339,7 +339,7 @@ def read_call(text: str) -> ToolCall:
     'now'
     """
     try:
-        found = call_of(json.loads(text))
+        found = read_json_call(json.loads(text))
     except ValueError as error:
         raise InvalidRequest(f"the text is no JSON, so no call: {error}", param="text") from None
     if found is None:

@@ -139,38 +139,38 @@ class CallFormat:
 def bind(layout: CallFormat, tokenizer: Tokenizer) -> CallFormat:
     """A format in which the special tokens of a vocabulary are marks."""
     marks = special_marks(tokenizer)
-    return changed(layout, lambda text: with_marks(text, marks))
+    return change_texts(layout, lambda text: with_marks(text, marks))
 
 
-def spelled(layout: CallFormat, tokenizer: Tokenizer) -> CallFormat:
+def spell_marks(layout: CallFormat, tokenizer: Tokenizer) -> CallFormat:
     """A format that was bound, with its special tokens spelled out."""
 
     def spell(text: str) -> str:
         return "".join(tokenizer.piece(ord(c) - MARKS) if is_mark(c) else c for c in text)
 
-    return changed(layout, spell)
+    return change_texts(layout, spell)
 
 
-def changed(layout: CallFormat, change: Callable[[str], str]) -> CallFormat:
+def change_texts(layout: CallFormat, change: Callable[[str], str]) -> CallFormat:
     """A format with all its texts changed."""
     found: CallFormat = _changed(layout, change)
     return found
 
 
-def texts_of(value: Any) -> list[str]:
+def list_texts(value: Any) -> list[str]:
     """All texts of a format."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, tuple):
-        return [text for one in value for text in texts_of(one)]
+        return [text for one in value for text in list_texts(one)]
     if isinstance(value, (CallFormat, Tagged, Literals, Elements)):
-        return [text for name in _names(value) for text in texts_of(getattr(value, name))]
+        return [text for name in _names(value) for text in list_texts(getattr(value, name))]
     return []
 
 
 def special_marks(tokenizer: Tokenizer) -> dict[str, str]:
     """The mark of each special token, by its text."""
-    return {text: marked(token) for text, token in tokenizer.specials.items()}
+    return {text: make_mark(token) for text, token in tokenizer.specials.items()}
 
 
 def with_marks(text: str, marks: Mapping[str, str]) -> str:
@@ -186,7 +186,7 @@ def shared_prefix(first: str, second: str) -> str:
     return "".join(one for one, _ in same)
 
 
-def marked(token: int) -> str:
+def make_mark(token: int) -> str:
     """The character for a special token."""
     return chr(MARKS + token)
 

@@ -25,7 +25,7 @@ from stretto.tools.format import (
     Tagged,
     is_mark,
 )
-from stretto.tools.tag_reading import ALL, MAX_DEPTH, resolved, type_name, types_of, value_of
+from stretto.tools.tag_reading import ALL, MAX_DEPTH, find_types, parse_value, resolve_reference, type_name
 
 # Pieces of grammars in llguidance's variant of Lark.
 
@@ -46,7 +46,7 @@ def items(text: str) -> str:
     return " ".join(found) or '""'
 
 
-def escaped(text: str) -> str:
+def escape_pattern(text: str) -> str:
     """A regular expression for a text."""
     return re.sub(r"[^\w ]", lambda match: f"\\x{{{ord(match[0]):X}}}", text)
 
@@ -71,7 +71,7 @@ def text_until(
     at = next((i for i, c in enumerate(end) if is_mark(c)), len(end))
     plain, rest = end[:at], end[at:]
     if plain.strip() and not rest:
-        excluded = [*excluded, ANY + escaped(plain.strip()) + ANY]
+        excluded = [*excluded, ANY + escape_pattern(plain.strip()) + ANY]
     parts = [f"/{pattern}/" for pattern in patterns or [ANY]] + [f"~/{pattern}/" for pattern in excluded]
     text = " | ".join(["(" + " & ".join(parts) + ")", *(f"/{other}/" for other in others)])
     terminal = f"({text})" + (f" {json.dumps(plain, ensure_ascii=False)}" if plain else "")
@@ -101,7 +101,7 @@ def members(parts: Sequence[tuple[str, bool]], comma: str) -> tuple[str, list[st
     return fresh, lines
 
 
-def dumped(value: Any) -> str:
+def dump_schema(value: Any) -> str:
     """A schema as text."""
     return json.dumps(value, ensure_ascii=False)
 
@@ -170,13 +170,13 @@ class Rules:
     def _tag(self, tags: Tagged, key: str, schema: Any) -> Iterator[str]:
         """The ways to write one argument."""
         found = self._alternatives(schema, key)
-        strings = [one for one in found if types_of(one, self._root) == {"string"}]
+        strings = [one for one in found if find_types(one, self._root) == {"string"}]
         others = [one for one in found if one not in strings]
         words: list[str] = []
         if strings and not tags.value_json:
             words = [word for one in others for word in self._words(one, key)]
-            others = [one for one in others if types_of(one, self._root) <= {"array", "object"}]
-        types = frozenset() if tags.value_json else types_of(schema, self._root) - {"string"}
+            others = [one for one in others if find_types(one, self._root) <= {"array", "object"}]
+        types = frozenset() if tags.value_json else find_types(schema, self._root) - {"string"}
         for one in strings:
             value = self._string(one, tags.end, types, key, words)
             yield f"{items(tags.key + key + tags.value)} {value}"
@@ -189,18 +189,18 @@ class Rules:
         if TYPE not in tags.value_json:
             yield tags.value_json or tags.value, schema
             return
-        types = types_of(schema, self._root)
+        types = find_types(schema, self._root)
         for kind in sorted(types - {"integer"} if "number" in types else types):
             yield tags.value_of_type(kind), {**schema, "type": kind}
 
     def _words(self, schema: Mapping[str, Any], where: str) -> Iterator[str]:
         """Patterns for values that are no strings, and may stand where a string may."""
-        types = types_of(schema, self._root)
+        types = find_types(schema, self._root)
         if types <= {"array", "object"}:
             return
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if values is not None:
-            yield from (escaped(dumped(value)) for value in values)
+            yield from (escape_pattern(dump_schema(value)) for value in values)
             return
         self._check(schema, {"type"}, where)
         if types & {"array", "object"}:
@@ -222,10 +222,10 @@ class Rules:
     def _element(self, elements: Elements, name: str, schema: Any, where: str) -> Iterator[str]:
         """The ways to write one value with its tags; where a string may stand, nothing nested is written."""
         opening, end = f"{elements.mark}<{name}>", f"{elements.mark}</{name}>"
-        found, types = self._alternatives(schema, where), types_of(schema, self._root)
+        found, types = self._alternatives(schema, where), find_types(schema, self._root)
         if types == ALL:
             raise self._refused(where, "a value of any type")
-        kinds = [types_of(one, self._root) for one in found]
+        kinds = [find_types(one, self._root) for one in found]
         strings = [one for one, kind in zip(found, kinds, strict=True) if kind == {"string"}]
         words = [word for one in found if strings and one not in strings for word in self._words(one, where)]
         for one in strings:
@@ -237,7 +237,7 @@ class Rules:
 
     def _nested(self, elements: Elements, schema: Mapping[str, Any], where: str) -> str:
         """A value that is no string, within its element."""
-        types = types_of(schema, self._root)
+        types = find_types(schema, self._root)
         if not types & {"object", "array"}:
             return self._json(schema, where)
         if types == {"object"}:
@@ -270,7 +270,7 @@ class Rules:
         return choices[0] if len(choices) == 1 else self._rule(" | ".join(choices))
 
     def _one(self, encoding: Literals, schema: Mapping[str, Any], where: str) -> str:
-        types = types_of(schema, self._root)
+        types = find_types(schema, self._root)
         if types == {"string"}:
             return f"{items(encoding.quote)} {self._string(schema, encoding.quote, frozenset(), where)}"
         if types <= {"integer", "number", "boolean", "null"}:
@@ -292,14 +292,14 @@ class Rules:
         """A rule for a definition, which may refer to itself."""
         if reference not in self._references:
             name = self._references[reference] = self._name()
-            value = self._literal(encoding, resolved(reference, self._root), where)
+            value = self._literal(encoding, resolve_reference(reference, self._root), where)
             self.lines.append(f"{name}: {value}")
         return self._references[reference]
 
     def _properties(self, schema: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any, bool]]:
         """The properties of an object: name, schema, and whether it is required."""
         if isinstance(schema.get("$ref"), str):
-            schema = resolved(schema["$ref"], self._root)
+            schema = resolve_reference(schema["$ref"], self._root)
         self._check(schema, _PLAIN, where)
         properties, required = schema.get("properties") or {}, schema.get("required") or ()
         for key in {*properties, *required}:
@@ -317,12 +317,12 @@ class Rules:
         if not isinstance(schema, Mapping):
             raise self._refused(where, "no schema")
         if isinstance(schema.get("$ref"), str):
-            return self._alternatives(resolved(schema["$ref"], self._root), where)
+            return self._alternatives(resolve_reference(schema["$ref"], self._root), where)
         for key in ("anyOf", "oneOf"):
             if key in schema:
                 self._check(schema, {key}, where)
                 return [one for part in schema[key] for one in self._alternatives(part, where)]
-        types = types_of(schema, self._root)
+        types = find_types(schema, self._root)
         if types == {"string"} or "string" not in types:
             return [schema]
         if "enum" in schema:
@@ -352,8 +352,8 @@ class Rules:
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         patterns = []
         if values is not None:
-            values = [v for v in values if value_of(v, others) == v]
-            patterns.append("|".join(escaped(value) for value in values))
+            values = [v for v in values if parse_value(v, others) == v]
+            patterns.append("|".join(escape_pattern(value) for value in values))
         if "minLength" in schema or "maxLength" in schema:
             patterns.append(f"(?s:.{{{int(schema.get('minLength', 0))},{schema.get('maxLength', '')}}})")
         if "pattern" in schema:
@@ -379,12 +379,12 @@ class Rules:
         return f"{start}({ascii_classes(inner)}){end}".replace("/", "\\x{2F}").replace("\n", "\\n")
 
     def _json(self, schema: Any, where: str) -> str:
-        text = dumped(schema)
+        text = dump_schema(schema)
         if re.search(r'"\$ref": "(?!#/(\$defs|definitions)/)', text):
             raise self._refused(where, "a reference that does not lead to $defs")
         if isinstance(schema, Mapping):
             kept = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
-            text = dumped({**kept, **schema})
+            text = dump_schema({**kept, **schema})
         return json_value("{}" if schema is True else text)
 
     def _check(self, schema: Mapping[str, Any], known: frozenset[str] | set[str], where: str) -> None:

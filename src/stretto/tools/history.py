@@ -18,7 +18,7 @@ from stretto.errors import StrettoError
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.finding import PROBE, Shown, call_format, in_system
-from stretto.tools.format import GENERIC, ID, CallFormat, Elements, Encoding, Literals, Tagged, spelled
+from stretto.tools.format import GENERIC, ID, CallFormat, Elements, Encoding, Literals, Tagged, spell_marks
 from stretto.tools.tag_reading import type_name
 
 # Calls written in a format: for templates that leave them out, and to show a model how to call.
@@ -136,7 +136,7 @@ def fit_calls(
     if not tools or layout is None:
         return messages, tools
     if layout.is_described:
-        return _with_system(messages, description(spelled(layout, tokenizer), tools)), None
+        return _with_system(messages, description(spell_marks(layout, tokenizer), tools)), None
     if in_system(template):
         return _with_tools_in_system(messages, tools), tools
     return messages, tools
@@ -157,7 +157,7 @@ def description(layout: CallFormat, tools: Shown) -> str:
     )
 
 
-def shape_of(template: ChatTemplate) -> Shape:
+def find_shape(template: ChatTemplate) -> Shape:
     """What a template does with calls and their answers."""
     found = _shapes.get(template)
     if found is None:
@@ -205,8 +205,8 @@ def _rendered(template: ChatTemplate, as_text: bool | None, n: int = 1, given: s
 def _with_calls(
     template: ChatTemplate, tokenizer: Tokenizer, messages: Messages, layout: CallFormat | None
 ) -> Messages:
-    shape = shape_of(template)
-    writes = GENERIC if layout is None else spelled(layout, tokenizer)
+    shape = find_shape(template)
+    writes = GENERIC if layout is None else spell_marks(layout, tokenizer)
     if shape.has_short_ids:
         messages = [_with_short_ids(message) for message in messages]
     if not shape.has_several:

@@ -92,7 +92,7 @@ class Source:
     def quote_until(self, end: str, sink: Sink) -> Steps[None]:
         """Give all text before `end` to `sink` as a JSON string, and take `end`."""
         sink('"')
-        yield from self.until(end, lambda text: sink(quoted(text)))
+        yield from self.until(end, lambda text: sink(quote_text(text)))
         sink('"')
 
     def until(self, end: str, sink: Sink) -> Steps[None]:
@@ -124,7 +124,7 @@ _HEX = {"x": 2, "u": 4, "U": 8}
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 
 
-def quoted(text: str) -> str:
+def quote_text(text: str) -> str:
     """A text as it stands within a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
@@ -203,7 +203,7 @@ def read_string(source: Source, sink: Sink) -> Steps[None]:
             sink((yield from _escape(source)))
         elif next_one < " ":
             source.at += 1
-            sink(quoted(next_one))
+            sink(quote_text(next_one))
         else:
             match = _PLAIN.match(source.text, source.at)
             assert match is not None
@@ -294,7 +294,7 @@ def _python_string(source: Source, sink: Sink, quote: str) -> Steps[None]:
         if first != "\\":
             match = plain.match(source.text, source.at)
             assert match is not None
-            sink(quoted(match[0]))
+            sink(quote_text(match[0]))
             source.at = match.end()
             continue
         while len(source.text) < source.at + 2:
@@ -315,5 +315,5 @@ def _unescaped(kind: str, digits: str) -> str:
     if kind in _HEX:
         if not re.fullmatch(r"[0-9a-fA-F]+", digits) or int(digits, 16) > 0x10FFFF:
             raise Malformed
-        return quoted(chr(int(digits, 16)))
-    return "" if kind == "\n" else quoted(_ESCAPES.get(kind, kind))
+        return quote_text(chr(int(digits, 16)))
+    return "" if kind == "\n" else quote_text(_ESCAPES.get(kind, kind))

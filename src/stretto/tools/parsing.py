@@ -331,7 +331,7 @@ class _Members:
         self._receiver.finish()
 
 
-def call_of(value: Any) -> tuple[str, dict[str, Any], str] | None:
+def read_json_call(value: Any) -> tuple[str, dict[str, Any], str] | None:
     """The name, the arguments and the id of a call that is a JSON value; None if it is none."""
     source = Source()
     source.text, source.has_ended = json.dumps(value), True

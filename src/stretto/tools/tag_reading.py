@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stretto.tools.format import TYPE, Elements, Tagged, shared_prefix
-from stretto.tools.json_reading import Malformed, Sink, Source, Steps, load_strict, quoted, read_json
+from stretto.tools.json_reading import Malformed, Sink, Source, Steps, load_strict, quote_text, read_json
 
 # The JSON types that a schema allows, as far as its keywords say.
 
@@ -16,10 +16,10 @@ ALL = frozenset(("string", "integer", "number", "boolean", "null", "object", "ar
 MAX_DEPTH = 16
 
 
-def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+def find_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
     """The types of the values that a schema may allow; `root` has its definitions.
 
-    >>> sorted(types_of({"anyOf": [{"type": "string"}, {"const": None}]}, {}))
+    >>> sorted(find_types({"anyOf": [{"type": "string"}, {"const": None}]}, {}))
     ['null', 'string']
     """
     if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
@@ -33,17 +33,17 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
     if "const" in schema:
         types &= {type_name(schema["const"])}
     if "$ref" in schema:
-        types &= types_of(resolved(schema["$ref"], root), root, depth + 1)
+        types &= find_types(resolve_reference(schema["$ref"], root), root, depth + 1)
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), (list, tuple)):
-            parts = [types_of(part, root, depth + 1) for part in schema[key]]
+            parts = [find_types(part, root, depth + 1) for part in schema[key]]
             types &= frozenset().union(*parts)
     for part in schema.get("allOf") or ():
-        types &= types_of(part, root, depth + 1)
+        types &= find_types(part, root, depth + 1)
     return types or ALL
 
 
-def resolved(reference: Any, root: Mapping[str, Any]) -> Any:
+def resolve_reference(reference: Any, root: Mapping[str, Any]) -> Any:
     """The schema that a reference within `root` names; an empty one if there is none."""
     found: Any = root
     if not isinstance(reference, str) or not reference.startswith("#"):
@@ -84,7 +84,7 @@ def read_tags(source: Source, sink: Sink, tags: Tagged, schema: Mapping[str, Any
             raise Malformed
         sink(("" if is_first else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
         is_first = False
-        types = types_of(_property(schema, key), schema)
+        types = find_types(_property(schema, key), schema)
         yield from _read_value(source, sink, tags, types)
     sink("}")
 
@@ -116,7 +116,7 @@ def _read_value(source: Source, sink: Sink, tags: Tagged, types: frozenset[str])
         if (yield from _try_json(source, sink, end, types)):
             return
         text = yield from source.take_until(end)
-        sink(json.dumps(value_of(_trimmed(text, tags), types), ensure_ascii=False))
+        sink(json.dumps(parse_value(_trimmed(text, tags), types), ensure_ascii=False))
         return
     if not tags.end.startswith("\n"):
         yield from source.quote_until(end, sink)
@@ -153,7 +153,7 @@ class _Tail:
         kept = text[:-1] if text.endswith("\n") else text
         self._held = text[len(kept) :]
         if kept:
-            self._sink(quoted(kept))
+            self._sink(quote_text(kept))
 
 
 def _skip_newline(source: Source) -> Steps[None]:
@@ -181,7 +181,7 @@ def _try_json(source: Source, sink: Sink, end: str, types: frozenset[str]) -> St
     return True
 
 
-def value_of(text: str, types: frozenset[str]) -> Any:
+def parse_value(text: str, types: frozenset[str]) -> Any:
     """The value that a text stands for, among those of some types: a string if it can be nothing else."""
     word = text.strip()
     if word in _CONSTANTS and fits(_CONSTANTS[word], types):
@@ -232,7 +232,7 @@ class ElementReader:
 
     def _read_value(self, schema: Any, name: str) -> Steps[None]:
         """Take a value and the tag behind it."""
-        types, end = types_of(schema, self._root), f"{self._elements.mark}</{name}>"
+        types, end = find_types(schema, self._root), f"{self._elements.mark}</{name}>"
         if types & _NESTED and ("string" not in types or types == ALL):
             first = yield from self._next()
             if first or types <= _NESTED:
@@ -247,7 +247,7 @@ class ElementReader:
         if not text and "string" not in types and types & _NESTED:
             self._sink("{}" if "object" in types else "[]")
         else:
-            self._sink(json.dumps(value_of(text, types), ensure_ascii=False))
+            self._sink(json.dumps(parse_value(text, types), ensure_ascii=False))
 
     def _next(self) -> Steps[str]:
         """The name of the element that begins here, which is not taken."""
@@ -271,8 +271,8 @@ class ElementReader:
         if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
             return {}
         if "$ref" in schema:
-            return self._branch(resolved(schema["$ref"], self._root), kind, depth + 1)
+            return self._branch(resolve_reference(schema["$ref"], self._root), kind, depth + 1)
         for part in [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]:
-            if kind in types_of(part, self._root):
+            if kind in find_types(part, self._root):
                 return self._branch(part, kind, depth + 1)
         return schema

@@ -253,7 +253,7 @@ class OnnxBackend(PoolBackend):
 
     def run(self, chains: Sequence[Chain], tokens: Ints, places: dict[int, int], logits: Floats) -> None:
         """Compute chains of one length, and take the rows of logits that are wanted."""
-        n, chains = len(chains[0]), self.presents.arranged(chains)
+        n, chains = len(chains[0]), self.presents.arrange(chains)
         asked = [i for chain in chains for i, row in enumerate(chain.rows) if row in places]
         rows = self.caller.run(chains, tokens, n - min(asked, default=n - 1))
         skipped = n - rows.shape[1]  # the graph computes the last ones only, if it is told to

@@ -79,7 +79,7 @@ class Presents:
                 return kept
         return None
 
-    def arranged(self, chains: Sequence[Chain]) -> Sequence[Chain]:
+    def arrange(self, chains: Sequence[Chain]) -> Sequence[Chain]:
         """The chains in the order of the rows of what was kept of them, if there is such a thing."""
         if len(chains) > 1 and len(chains[0].past):
             for kept in reversed(self.kept):
@@ -202,7 +202,7 @@ class Caller:
         """Compute chains of one length together; [chains, n, n_vocab], the logits of their last n tokens.
 
         These are `n_logits` where the graph takes a number of them, else all. The chains must be in the order
-        of `Presents.arranged`.
+        of `Presents.arrange`.
         """
         past = self._past(chains)
         shape = len(chains), n_logits if self.graph.keep else len(chains[0]), self.n_vocab

@@ -12,9 +12,9 @@ from rich.text import Text
 
 from stretto.cli import config_file
 from stretto.cli.chatting.answers import Answer, Piece
-from stretto.cli.chatting.conversation import Conversation, Turn, images_of, load_chat, save_chat
+from stretto.cli.chatting.conversation import Conversation, Turn, list_images, load_chat, save_chat
 from stretto.cli.chatting.screen import note, pairs, show
-from stretto.cli.chatting.session import Chat, unquoted
+from stretto.cli.chatting.session import Chat, unquote
 from stretto.cli.output import clean
 from stretto.errors import InvalidRequest
 from stretto.options.generating import BY_NAME
@@ -286,7 +286,7 @@ def _edit(chat: Chat, argument: str) -> None:
     conversation = chat.conversation
     turn = conversation.find(_number(argument, "edit")) if argument else conversation.last()
     conversation.head = turn.parent
-    chat.draft, chat.images = turn.text(), images_of(turn.question)
+    chat.draft, chat.images = turn.text(), list_images(turn.question)
     note(f"turn {turn.number}: change the message and send it; /fork {turn.number} goes back to it")
 
 
@@ -394,7 +394,7 @@ def _put(chat: Chat, name: str, text: str | None) -> None:
         usual = known.system if chosen.system is None else chosen.system
         chat.conversation.system = (usual if text is None else text) or None
     elif name == "model":
-        chat.switch(chosen.named(str(text)))
+        chat.switch(chosen.resolve(str(text)))
     elif text is None:
         settings = {**known.sampling, **chosen.sampling, "max_tokens": chosen.max_tokens}
         chat.settings.pop(name, None)
@@ -411,7 +411,7 @@ def _image(chat: Chat, argument: str) -> None:
 
     if chat.llm.vision is None:
         raise InvalidRequest("this model sees no images; start the chat with --vision and an mmproj file")
-    image = Image.open(Path(unquoted(argument)).expanduser())
+    image = Image.open(Path(unquote(argument)).expanduser())
     chat.images.append(image)
     note(f"{image.width} × {image.height} pixels; now say something about it")
 
@@ -464,7 +464,7 @@ def _load(chat: Chat, argument: str) -> None:
 @command("model", "[NAME]", "go on with another model; alone: show which one this is")
 def _model(chat: Chat, argument: str) -> None:
     if argument:
-        chat.switch(config_file.read().named(argument))
+        chat.switch(config_file.read().resolve(argument))
     llm = chat.llm
     note(f"{clean(chat.model)}, backend {llm.backend.name}, context {llm.context_length:,}")
 

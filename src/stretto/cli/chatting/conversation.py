@@ -56,7 +56,7 @@ class Turn:
 
     def text(self) -> str:
         """What was asked, without images."""
-        return text_of(self.question)
+        return join_text(self.question)
 
 
 class Conversation:
@@ -88,9 +88,9 @@ class Conversation:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """All messages that led here, as a chat template takes them."""
-        return self.messages_of(self.path)
+        return self.make_messages(self.path)
 
-    def messages_of(self, turns: Iterable[Turn], question: Content | None = None) -> list[dict[str, Any]]:
+    def make_messages(self, turns: Iterable[Turn], question: Content | None = None) -> list[dict[str, Any]]:
         """The system message, the messages of some turns, and a question that has no answer yet."""
         messages = [] if self.system is None else [{"role": "system", "content": self.system}]
         for turn in turns:
@@ -167,14 +167,14 @@ class Conversation:
             turn.record = None
 
 
-def text_of(content: Content | None) -> str:
+def join_text(content: Content | None) -> str:
     """The text of a message, without its images."""
     if content is None or isinstance(content, str):
         return content or ""
     return " ".join(part.strip() for part in content if isinstance(part, str)).strip()
 
 
-def images_of(content: Content | None) -> list[Image]:
+def list_images(content: Content | None) -> list[Image]:
     """The images of a message."""
     return (
         [] if content is None or isinstance(content, str) else [p for p in content if not isinstance(p, str)]

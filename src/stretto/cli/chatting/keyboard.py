@@ -100,7 +100,7 @@ HISTORY_BYTES = 8 << 20  # of the file; older lines are not read
 LINE_CHARACTERS = 16_384  # a longer text, such as a pasted file, is not remembered
 
 
-def piped() -> Iterator[str]:
+def read_piped_lines() -> Iterator[str]:
     """Lines from stdin until it ends; bytes that are not UTF-8 come as surrogates."""
     for line in sys.stdin.buffer:
         text = line.decode("utf-8", "surrogateescape").rstrip("\r\n")
@@ -184,7 +184,7 @@ STYLE = Style.from_dict(
 MENU_LINES = 6
 
 
-def typed(chat: Chat, history: Path) -> Iterator[str]:
+def read_typed_lines(chat: Chat, history: Path) -> Iterator[str]:
     """Messages from the terminal until Ctrl-D, or Ctrl-C twice."""
     session = _session(chat, LineFile(history))
     warned = False

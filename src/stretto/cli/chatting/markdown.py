@@ -74,7 +74,7 @@ def render(console: Console, source: str, width: int) -> list[str]:
         console.print(_ChatMarkdown(source), width=width, end="")
     lines = [line.rstrip() for line in captured.get().split("\n")]
     shown = [index for index, line in enumerate(lines) if _CODES.sub("", line).strip()]
-    return lines[shown[0] : shown[-1] + 1] if shown else []  # the space around blocks is `lines_of`'s
+    return lines[shown[0] : shown[-1] + 1] if shown else []  # the space around blocks is `render_blocks`'s
 
 
 class _LeftHeading(Heading):
@@ -130,7 +130,7 @@ def gap(before: str | None, after: str) -> bool:
     return before is not None and not (before == after and after.startswith("item"))
 
 
-def lines_of(console: Console, found: list[Block], before: str | None, width: int) -> list[str]:
+def render_blocks(console: Console, found: list[Block], before: str | None, width: int) -> list[str]:
     """The lines of some blocks below a block of kind `before`."""
     lines: list[str] = []
     for block in found:

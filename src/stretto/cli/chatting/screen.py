@@ -116,9 +116,9 @@ class MarkdownScreen:
         rest = self._markdown.blocks(self._text)
         if last:
             final, rest, self._text = [*final, *rest], [], ""
-        lines = self._markdown.lines_of(self._console, final, self._above, self._width)
+        lines = self._markdown.render_blocks(self._console, final, self._above, self._width)
         self._above = final[-1].kind if final else self._above
-        return lines, self._markdown.lines_of(self._console, rest, self._above, self._width)
+        return lines, self._markdown.render_blocks(self._console, rest, self._above, self._width)
 
     def _thoughts(self, last: bool) -> tuple[list[str], list[str]]:
         """The lines of reasoning, which is plain text: a line is final when it has ended."""

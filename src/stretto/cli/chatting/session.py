@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stretto.cli.chatting.answers import Answer, Screen, exact_prompt, generate
-from stretto.cli.chatting.conversation import Conversation, Turn, text_of
+from stretto.cli.chatting.conversation import Conversation, Turn, join_text
 from stretto.cli.chatting.screen import note
-from stretto.cli.generation import ENDS, PlainScreen, stopped_by_ctrl_c
+from stretto.cli.generation import ENDS, PlainScreen, catch_ctrl_c
 from stretto.cli.output import clean
 from stretto.errors import ContextOverflow, InvalidRequest, Unsupported
 from stretto.weights import hub
@@ -51,14 +51,14 @@ def _candidates(line: str, start: int, end: int) -> list[tuple[int, int]]:
     return [(start, end), (start + offset, start + offset + len(inner))]
 
 
-def unquoted(word: str) -> str:
+def unquote(word: str) -> str:
     """A path as it is, from one in quotes or with backslashes before its spaces."""
     is_quoted = len(word) > 1 and word[0] in "\"'" and word[0] == word[-1]
     return word[1:-1] if is_quoted else re.sub(r"\\(.)", r"\1", word)
 
 
 def _image_path(word: str) -> Path | None:
-    text = unquoted(word)
+    text = unquote(word)
     if not text.lower().endswith(SUFFIXES):
         return None
     try:
@@ -127,7 +127,7 @@ class Chat:
     def prompt(self, turns: Sequence[Turn], question: Content | None, llm: LLM | None = None) -> list[int]:
         """The tokens of some turns and a question, up to where the answer begins."""
         model = self.llm if llm is None else llm
-        messages = self.conversation.messages_of(turns, question)
+        messages = self.conversation.make_messages(turns, question)
         if not messages:
             return []
         ids = model.chat_prompt(messages, template=self.arguments, add_generation_prompt=question is not None)
@@ -157,10 +157,10 @@ class Chat:
         try:
             answer = self.generate(self.prompt(conversation.path, question), n_asked)
         except ContextOverflow:
-            self.waiting = text_of(question)
+            self.waiting = join_text(question)
             raise
         except KeyboardInterrupt:
-            self.draft = text_of(question)
+            self.draft = join_text(question)
             raise
         return self._add(question, answer)
 
@@ -188,7 +188,7 @@ class Chat:
             options["seed"] += n_before
         if max_tokens is not None:
             options["max_tokens"] = max_tokens
-        with stopped_by_ctrl_c() as stopped, self.quiet():
+        with catch_ctrl_c() as stopped, self.quiet():
             answer = generate(
                 self.llm, prompt, options, self.screen, stopped, guard=self.guard, begun=begun, first=first
             )
