@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from serving import TINY, mock
-from stretto.deploy.peers import Peers, ask_app, merge_metrics, sum_statistics
+from stretto.deploy.peers import Peers, answer_request, merge_metrics, sum_statistics
 from stretto.server.app import create_app
 from stretto.server.settings import ModelEntry, Settings
 
@@ -28,7 +28,7 @@ class Fleet:
 
     async def ask(self, request):
         alive = [(n, guard) for n, guard in enumerate(self.guards) if n not in self.dead]
-        return [await ask_app(guard, request, f"r{n}") for n, guard in alive]
+        return [await answer_request(guard, request, f"r{n}") for n, guard in alive]
 
     def client(self, number, **headers):
         transport = httpx.ASGITransport(Peers(self.guards[number], self.ask))

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stretto.deploy import require_ray
 from stretto.deploy.environment import check_cluster
-from stretto.deploy.peers import BROADCAST_SECONDS, Answer, Peers, Request, ask_app
+from stretto.deploy.peers import BROADCAST_SECONDS, Answer, Peers, Request, answer_request
 from stretto.deploy.prefixes import report
 from stretto.deploy.settings import DEPLOYMENT, DeploySettings
 from stretto.llm import LLM
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 # hold, is one replica's worth of load; the sum over all replicas, rounded up, is how many are needed.
 # Requests alone say little: three long conversations may fill a cache that three hundred short ones do not.
 #
-# Ray calls `Pressure` in its controller, where this module is sent by value: it imports the standard
-# library only.
+# Ray calls `Pressure` in its controller, to which it is sent by value: it uses the standard library only.
 
 REQUESTS, CELLS = "stretto_requests", "stretto_cells"  # what replicas report
 SLACK = 1e-6  # so that 8 of 8 requests are one replica's worth in floating point too
@@ -51,7 +50,7 @@ SLACK = 1e-6  # so that 8 of 8 requests are one replica's worth in floating poin
 def measure_load(requests: float, cells: float, target_requests: float, target_cells: float) -> float:
     """The load of a replica with so many requests, running and waiting, that hold a share of its cells.
 
-    >>> measure_load(4, 0.1, 8, 0.8), load_of(1, 0.9, 8, 0.9)
+    >>> measure_load(4, 0.1, 8, 0.8), measure_load(1, 0.9, 8, 0.9)
     (0.5, 1.0)
     """
     return max(requests / target_requests, cells / target_cells)
@@ -60,7 +59,7 @@ def measure_load(requests: float, cells: float, target_requests: float, target_c
 def count_needed(loads: list[float]) -> int:
     """How many replicas share these loads without any having more than one replica's worth.
 
-    >>> count_needed([1.5]), needed([0.5, 0.5]), needed([0.4, 0.7]), needed([])
+    >>> count_needed([1.5]), count_needed([0.5, 0.5]), count_needed([0.4, 0.7]), count_needed([])
     (2, 1, 2, 0)
     """
     return math.ceil(sum(loads) - SLACK) if loads else 0
@@ -106,7 +105,7 @@ def build(args: Mapping[str, Any]) -> Application:
     ingress = serve.ingress()(Replica)
     application = serve.deployment(name=DEPLOYMENT)(ingress).options(**found).bind(dict(args))
     if by_prefix and os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
-        application = router.attached(application)
+        application = router.attach_router(application)
     return application
 
 
@@ -191,7 +190,7 @@ class Replica:
     async def visit(self, request: Request) -> Answer:
         """This replica's own answer to a request that another one was sent."""
         assert self._app is not None
-        return await ask_app(self._app, request, self.name)
+        return await answer_request(self._app, request, self.name)
 
     async def _broadcast(self, request: Request) -> list[Answer]:
         """The answers of all replicas that answer in time."""

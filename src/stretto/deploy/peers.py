@@ -11,12 +11,13 @@ are rare and small; requests that generate are never sent on.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stretto.server.http.streaming import ask_app
 
 JSON = (b"content-type", b"application/json")
 REPLICAS, STATS = "/stretto/replicas", "/stretto/stats"
@@ -27,7 +28,7 @@ FOUND_ANYWHERE = {
 BROADCAST_SECONDS = 5.0  # for all replicas to answer
 SUMMED = ("running", "waiting", "cells", "held")  # of a model's engine and cache
 
-Request = dict[str, Any]  # method, path, query and headers: what can be sent to another process
+Request = dict[str, Any]  # method, path, query_string and headers: what can be sent to another process
 Answer = dict[str, Any]  # replica, status, headers and body
 Broadcast = Callable[[Request], Awaitable[list[Answer]]]
 
@@ -46,7 +47,7 @@ class Peers:
             await self._app(scope, receive, send)
             return
         request = make_request(scope)
-        own = await ask_app(self._app, request)
+        own = await answer_request(self._app, request)
         if own["status"] == (404 if how == "find" else 200):
             own = _merged(scope["path"], own, await self._broadcast(request))
         await send({"type": "http.response.start", "status": own["status"], "headers": own["headers"]})
@@ -59,50 +60,17 @@ def make_request(scope: Scope) -> Request:
     return {
         "method": scope["method"],
         "path": path,
-        "query": scope.get("query_string", b""),
+        "query_string": scope.get("query_string", b""),
         "headers": [
             (bytes(name), bytes(value)) for name, value in scope["headers"] if name != b"content-length"
         ],
     }
 
 
-async def ask_app(app: ASGIApp, request: Request, replica: str = "") -> Answer:
+async def answer_request(app: ASGIApp, request: Request, replica: str = "") -> Answer:
     """What an app answers to a request without a body."""
-    answer: Answer = {"replica": replica, "status": 500, "headers": [], "body": b""}
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": request["method"],
-        "scheme": "http",
-        "path": request["path"],
-        "raw_path": request["path"].encode(),
-        "query_string": request["query"],
-        "root_path": "",
-        "headers": request["headers"],
-        "client": None,
-        "server": None,
-    }
-    is_read = False
-
-    async def receive() -> Message:
-        nonlocal is_read
-        if is_read:
-            await asyncio.Event().wait()  # the client stays
-        is_read = True
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            answer["status"], answer["headers"] = (
-                message["status"],
-                [tuple(one) for one in message["headers"]],
-            )
-        else:
-            answer["body"] += message.get("body", b"")
-
-    await app(scope, receive, send)
-    return answer
+    status, headers, body = await ask_app(app, request)
+    return {"replica": replica, "status": status, "headers": headers, "body": body}
 
 
 def _how(method: str, path: str) -> str:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stretto.server.http.errors import dumps, gone
 
@@ -20,6 +20,34 @@ DIRECT = "stretto.send"  # key in a scope: the connection's own `send`, set by t
 def event(data: Any) -> str:
     """Data as a server-sent event."""
     return f"data: {dumps(data)}\n\n"
+
+
+async def ask_app(
+    app: ASGIApp, request: Scope, body: bytes = b""
+) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """The status, headers and body of an app's answer to a request that no client has sent.
+
+    `request` is the scope, of which all that is usual may be left out.
+    """
+    usual: Scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http"}
+    usual.update(root_path="", query_string=b"", headers=[], client=None, server=None)
+    start: Message = {"status": 500, "headers": ()}
+    given, pieces = False, []
+
+    async def receive() -> Message:
+        nonlocal given
+        if given:
+            await asyncio.Event().wait()  # it never hangs up
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            start.update(message)
+        pieces.append(message.get("body", b""))
+
+    await app({**usual, "raw_path": request["path"].encode(), **request}, receive, send)
+    return start["status"], [(name, value) for name, value in start["headers"]], b"".join(pieces)
 
 
 class OpenResponse(Response):

@@ -23,7 +23,7 @@ from typing import IO, Annotated, Any, Literal
 from fastapi import Query, Request
 from pydantic import Field
 from starlette.responses import FileResponse, Response
-from starlette.types import ASGIApp, Message, Scope
+from starlette.types import ASGIApp, Scope
 
 from stretto.errors import StrettoError
 from stretto.server.generation.fields import LABEL, Body, Name
@@ -40,6 +40,7 @@ from stretto.server.http.errors import (
 )
 from stretto.server.http.logs import log_request
 from stretto.server.http.state import CALLER, Caller, State, caller_of
+from stretto.server.http.streaming import ask_app
 from stretto.server.openai.batch_store import (
     BATCH_SECONDS,
     ENDED,
@@ -429,40 +430,13 @@ class Batches:
         """The answer of this server to a request that nobody has sent: its status, body and id."""
         path, name = asked["url"], f"req-batch-{token_hex(6)}"
         body = json.dumps(asked["body"]).encode()
-        scope: Scope = {
-            "type": "http",
-            "http_version": "1.1",
-            "method": "POST",
-            "scheme": "http",
-            "path": path,
-            "raw_path": path.encode(),
-            "root_path": "",
-            "query_string": b"",
-            "headers": [],
-            CALLER: caller,
-            REQUEST_ID: name,
-            PRIORITY: LOW,
-            "stretto": {},
-        }
-        given, since = False, time.monotonic()
-        status, pieces = 500, []
-
-        async def receive() -> Message:
-            nonlocal given
-            if given:
-                await asyncio.Event().wait()  # it never hangs up
-            given = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async def send(message: Message) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            pieces.append(message.get("body", b""))
-
+        scope: Scope = {"method": "POST", "path": path, CALLER: caller, REQUEST_ID: name, PRIORITY: LOW}
+        scope["stretto"] = {}
+        status, since = 500, time.monotonic()
         assert self._app is not None
         try:
-            await self._app(scope, receive, send)
-            return status, json.loads(b"".join(pieces)), name
+            status, _, answer = await ask_app(self._app, scope, body)
+            return status, json.loads(answer), name
         except Exception as error:
             found = translate(error)
             note_error(scope["stretto"], found)
