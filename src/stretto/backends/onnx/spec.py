@@ -102,23 +102,8 @@ def _layer_rope(layer: dict[str, Any], graph: Graph) -> Rope | None:
 MAX_CONTEXT = 1 << 24
 # Families whose keys are rotated in halves right before they are stored, by the rope of config.json.
 ROTATED = {
-    "arcee",
-    "ernie4_5",
-    "gemma",
-    "gemma2",
-    "gemma3",
-    "gemma3_text",
-    "granite",
-    "helium",
-    "llama",
-    "mistral",
-    "olmo",
-    "olmo2",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "seed_oss",
-    "starcoder2",
+    *("arcee", "ernie4_5", "gemma", "gemma2", "gemma3", "gemma3_text", "granite", "helium", "llama"),
+    *("mistral", "olmo", "olmo2", "phi3", "qwen2", "qwen3", "seed_oss", "starcoder2"),
 }
 
 
