@@ -56,7 +56,7 @@ def opener(entry):
 
 def write_tokenizer():
     """Write the real model's tokenizer as files that transformers reads; returns their folder."""
-    from stretto.export.configs import tokenizer_config, tokenizer_json
+    from stretto.export.folder import tokenizer_config, tokenizer_json
     from stretto.text.loading import load_tokenizer
     from stretto.weights import hub
     from stretto.weights.gguf import GGUF

@@ -13,8 +13,7 @@ from serving import mock, serving
 from strange_models import TOKENS, xverse
 from stretto.bench import comparing
 from stretto.bench.comparing import ComparePlan, Contestant, Found, Skipped, page
-from stretto.bench.comparing.page import plot
-from stretto.bench.comparing.results import Prompts
+from stretto.bench.comparing.results import Prompts, plot
 from stretto.bench.comparing.run import Failed, Process
 from stretto.cli import main
 from stretto.errors import InvalidRequest

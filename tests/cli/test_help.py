@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from stretto.cli import app, main
-from stretto.cli.help import value_name
+from stretto.cli.commands import value_name
 from stretto.cli.options import model_names
 
 STRETTO = [sys.executable, "-c", "from stretto.cli import main; main()"]

@@ -9,7 +9,7 @@ pytest.importorskip("onnx")
 
 import vocabularies
 from stretto.errors import Unsupported
-from stretto.export.configs import tokenizer_config, tokenizer_json
+from stretto.export.folder import tokenizer_config, tokenizer_json
 from stretto.text.loading import load_tokenizer
 from stretto.weights.gguf import GGUF
 

@@ -92,7 +92,7 @@ def _interrupted() -> int:
 
 def _message(error: Exception) -> str:
     """The message of an error: our own, that of the command-line parser, or that this is a bug."""
-    from stretto.cli.help import explain_unknown
+    from stretto.cli.commands import explain_unknown
     from stretto.errors import StrettoError
 
     if isinstance(error, StrettoError):

@@ -13,9 +13,9 @@ import typer
 
 from stretto.cli import config_file
 from stretto.cli import options as o
+from stretto.cli.commands import Command, Group, refuse_options
 from stretto.cli.first_run import default_model
 from stretto.cli.generation import note
-from stretto.cli.help import Command, Group, refuse_options
 from stretto.cli.output import clean, console, print_json, size, table
 from stretto.cli.pull import pull_missing
 from stretto.errors import StrettoError

@@ -88,7 +88,7 @@ def compare(
 
 def _print(result: Comparison) -> None:
     from stretto.bench.comparing import MEASURES
-    from stretto.bench.comparing.page import agreement, conditions, number, threads
+    from stretto.bench.comparing.results import agreement, conditions, number, threads
 
     units = {name: f"{name} ({unit})" for name, (unit, _) in MEASURES.items()}
     listing = table("", *units.values(), "same tokens", right=(*units.values(), "same tokens"))

@@ -8,11 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from stretto.cli import config_file as settings
+from stretto.cli.commands import Command, Group, refuse_options
 from stretto.cli.first_run import ENVIRONMENT_VARIABLE, read_choice
-from stretto.cli.help import Command, Group, refuse_options
 from stretto.cli.options import aliases, model_names, setting_names
 from stretto.cli.output import clean, console, print_json, table
 from stretto.errors import InvalidRequest, ModelError
+from stretto.weights import hub
+from stretto.weights.hub.catalogue import CATALOGUE
 
 config = typer.Typer(cls=Group, invoke_without_command=True)
 
@@ -102,8 +104,6 @@ def path() -> None:
 
 def check_alias(name: str) -> None:
     """Raise for an alias that would hide a model."""
-    from stretto.weights import hub
-    from stretto.weights.hub.catalogue import CATALOGUE
 
     if name in hub.known() or name in CATALOGUE:
         raise InvalidRequest(f"{name} is the name of a model; choose another for the alias", param="alias")
@@ -111,7 +111,6 @@ def check_alias(name: str) -> None:
 
 def check_model(name: str, may_be_alias: bool) -> None:
     """Raise for a name that no model has; one that is not here yet is fetched when it is used."""
-    from stretto.weights import hub
 
     try:
         if not (may_be_alias and name in aliases()):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stretto.cli import options as o
+from stretto.cli.commands import Command, Group
 from stretto.cli.first_run import default_model
 from stretto.cli.generation import note
-from stretto.cli.help import Command, Group
 from stretto.cli.output import clean, print_json
 from stretto.errors import InvalidRequest
 
@@ -104,7 +104,7 @@ def up(
         if file is not None:
             shared[name] = str(file.absolute())
     deployments = [DeploySettings.parse({"model": name, **shared}) for name in names]
-    cluster.routes_of(deployments)
+    cluster.make_routes(deployments)
     if proxy not in ("auto", "haproxy", "python"):
         raise InvalidRequest(
             f"--proxy takes auto, haproxy or python, not {proxy!r}", param="proxy", value=proxy
@@ -130,7 +130,7 @@ def up(
             "this cluster was started for one key, so requests of several are not routed by their prefixes; "
             "`stretto deploy down`, then `up`, changes that"
         )
-    with cluster.connected(folder, address):
+    with cluster.connect(folder, address):
         routes = cluster.up(deployments, host, port)
     for settings, route in zip(deployments, routes, strict=True):
         print(f"serving {settings.entry.name} on http://{host}:{port}{route.rstrip('/')}", flush=True)
@@ -141,7 +141,7 @@ def status(address: Address = None, as_json: Json = False) -> None:
     """Show the models that are served, and their replicas."""
     from stretto.deploy import cluster
 
-    with cluster.connected(cluster.home(), address):
+    with cluster.connect(cluster.home(), address):
         found = cluster.status()
     if as_json:
         print_json(found)
@@ -164,7 +164,7 @@ def down(
     from stretto.deploy import cluster
 
     folder = cluster.home()
-    with cluster.connected(folder, address):
+    with cluster.connect(folder, address):
         gone = cluster.down(names or ())
     if address is None and not names:
         cluster.end_head(folder)

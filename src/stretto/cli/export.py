@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from stretto.cli import options as o
-from stretto.cli.help import Command, Group
+from stretto.cli.commands import Command, Group
 from stretto.cli.output import clean, console, progress, size
 from stretto.cli.prompts import model_and_files
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from stretto.cli.output import clean, console
 from stretto.errors import InvalidRequest
+from stretto.weights import hub
 
 if TYPE_CHECKING:
     from stretto.llm import LLM
@@ -102,7 +103,6 @@ def open_llm(
     """
     from stretto.cli import remote
     from stretto.cli.pull import pull_missing
-    from stretto.weights import hub
 
     options.setdefault("precision", hub.defaults(model).precision or "standard")
 
@@ -147,7 +147,6 @@ def add_defaults(
     """
     from stretto.cli import config_file
     from stretto.cli.first_run import is_first
-    from stretto.weights import hub
 
     chosen, known = config_file.read(), hub.defaults(model)
     given = chosen.system if system is None else system

@@ -17,8 +17,8 @@ from typing import Annotated, Any
 import typer
 
 from stretto.cli import config_file
+from stretto.cli.commands import Command, Group, refuse_options
 from stretto.cli.generation import note, printable
-from stretto.cli.help import Command, Group, refuse_options
 from stretto.cli.output import clean, console, print_json, table
 from stretto.errors import InvalidRequest
 

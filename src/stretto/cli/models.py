@@ -11,6 +11,7 @@ import typer
 from stretto.cli.first_run import default_model
 from stretto.cli.options import model_names
 from stretto.cli.output import clean, console, print_json, size, table
+from stretto.weights import hub
 from stretto.weights.hub.catalogue import CATALOGUE, HubModel, PackagedModel, fits
 
 
@@ -34,7 +35,6 @@ def models(
         name = default_model()
         print(json.dumps({"name": name}) if as_json else name)
         return
-    from stretto.weights import hub
 
     if catalogue:
         show_catalogue(as_json)
@@ -161,7 +161,6 @@ def rm(
     ],
 ) -> None:
     """Remove models from this machine."""
-    from stretto.weights import hub
 
     for name in models:
         hub.remove(name)

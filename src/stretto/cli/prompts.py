@@ -14,6 +14,8 @@ from stretto.cli import config_file
 from stretto.cli.first_run import default_model
 from stretto.cli.generation import check_text, note
 from stretto.errors import InvalidRequest, ModelError, StrettoError
+from stretto.weights import hub
+from stretto.weights.hub.catalogue import CATALOGUE
 
 STDIN_PATIENCE_SECONDS = 2.0  # after which a silent pipe is mentioned
 
@@ -76,7 +78,6 @@ def model_and_files(
 
 def check_named_model(word: str) -> str:
     """The model that `word` names, which has to be one since a prompt follows it."""
-    from stretto.weights import hub
 
     word = config_file.read().resolve(word)
     try:
@@ -96,8 +97,6 @@ def names_model(word: str) -> bool:
     >>> names_model("smollm2"), names_model("What is the capital of France?")
     (True, False)
     """
-    from stretto.weights import hub
-    from stretto.weights.hub.catalogue import CATALOGUE
 
     if (
         word.startswith("hf:")

@@ -16,6 +16,8 @@ from stretto.cli.first_run import LARGE, SMALL, default_model
 from stretto.cli.options import model_names, resolve_alias
 from stretto.cli.output import clean, console, progress_bar, size, table
 from stretto.errors import InvalidRequest, ModelError, PullError
+from stretto.weights import hub
+from stretto.weights.hub.catalogue import CATALOGUE
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -61,7 +63,6 @@ def pull(
     does. The head of a model is looked at first: what cannot run here is not fetched. An interrupted download
     is continued by the next pull.
     """
-    from stretto.weights import hub
 
     if (model is None) != default:
         raise InvalidRequest("name one model to fetch, or write --default", param="model", value=model)
@@ -127,7 +128,6 @@ def pull_missing(model: str, verb: str | None = None) -> None:
 
     What is said about it goes to stderr: it is no part of an answer.
     """
-    from stretto.weights import hub
 
     hub.require(model, verb)
     try:
@@ -148,8 +148,6 @@ def pull_missing(model: str, verb: str | None = None) -> None:
 
 def _announce(model: str, force: bool) -> None:
     """Say what will be fetched: the licence of a known model, the files of a repository."""
-    from stretto.weights import hub
-    from stretto.weights.hub.catalogue import CATALOGUE
 
     screen = console(stderr=True)
     if entry := hub.known().get(model):
@@ -175,7 +173,6 @@ def _announce(model: str, force: bool) -> None:
 
 def _files(model: str) -> Table:
     """The models of a repository, with the one that a name leads to."""
-    from stretto.weights import hub
 
     files = hub.listing(model)
     chosen = hub.chosen(model, files)

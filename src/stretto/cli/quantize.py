@@ -12,6 +12,7 @@ from stretto.cli.options import read_scaled, resolve_alias
 from stretto.cli.output import clean, console, progress, size
 from stretto.cli.prompts import model_and_files
 from stretto.errors import InvalidRequest
+from stretto.weights import hub
 
 if TYPE_CHECKING:
     from stretto.quantize import Written
@@ -61,7 +62,6 @@ def quantize(
     The file appears when all of it is written; an interrupted command leaves nothing behind.
     """
     from stretto.quantize import quantize_model
-    from stretto.weights import hub
 
     if (mix is None) == (type_ is None):
         raise InvalidRequest("give one MIX: stretto quantize IN OUT.gguf q4_k_m (stretto docs mixes)")
@@ -165,7 +165,6 @@ def imatrix(
     """
     from stretto import load
     from stretto.quantize import collect_importance
-    from stretto.weights import hub
 
     usage = "imatrix MODEL TEXT"
     model, (file,) = model_and_files((name, text), model, usage, has_default=False)
@@ -220,7 +219,6 @@ def merge(
     """
     from stretto.models import read_spec
     from stretto.models.summary import target_of
-    from stretto.weights import hub
     from stretto.weights.adapters import read_adapter
     from stretto.weights.adapters.merging import merge_adapter
     from stretto.weights.gguf import GGUF

@@ -81,7 +81,7 @@ def check_facts(about: dict[str, Any]) -> dict[str, Any]:
 def format_uptime(seconds: int) -> str:
     """A time for people.
 
-    >>> format_uptime(59), since(3660), since(200_000)
+    >>> format_uptime(59), format_uptime(3660), format_uptime(200_000)
     ('59 s', '1 h 1 min', '2 d 7 h')
     """
     if seconds < 60:

@@ -8,8 +8,7 @@ print(result.as_data())
 """
 
 from stretto.bench.comparing.contestants import Contestant, Found, Skipped, find
-from stretto.bench.comparing.page import page
-from stretto.bench.comparing.results import MEASURES, ComparePlan, Comparison, Figure, Standing
+from stretto.bench.comparing.results import MEASURES, ComparePlan, Comparison, Figure, Standing, page
 from stretto.bench.comparing.run import compare
 
 __all__ = [
