@@ -1,6 +1,6 @@
 """A cluster from the command line: models brought up, looked at and taken down.
 
-with connected(folder, "auto-or-address"):
+with connect(folder, "auto-or-address"):
     up([DeploySettings.parse({"model": "smollm2", "replicas": 2})], "127.0.0.1", 8080)
     status()
 """

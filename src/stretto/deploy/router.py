@@ -1,7 +1,7 @@
 """Routing by prefixes in Ray Serve: the request router of a deployment, and the ingress that HAProxy asks.
 
     options = configure({"num_replicas": 2, …})             # for a deployment whose replicas report
-    application = attached(Replica.options(**options).bind(…))
+    application = attach_router(Replica.options(**options).bind(…))
 
 Two ways lead to a replica. HAProxy sends the body of each POST to `Ingress` (`/internal/route`), gets a name
 of a replica and talks to it directly: no token of an answer passes through Python. That hook of Ray is
