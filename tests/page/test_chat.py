@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import re
 from pathlib import Path
 
@@ -522,6 +523,23 @@ def test_conversations_are_exported_and_imported(chat, tmp_path):
     file.write_text('{"format": "another"}')
     chat.get_by_label("File to import").set_input_files(file)
     expect(chat.get_by_role("status").last).to_contain_text("Not imported")
+
+
+def test_a_hostile_file_is_only_text(chat):
+    said = {"id": "1", "role": "user", "content": "<b>x</b>", "images": ["http://no.invalid/x.png"]}
+    call = {"id": "c", "function": {"name": "constructor", "arguments": "<i>"}}
+    answered = {"id": "2", "parent": "1", "role": "assistant", "model": "<i>", "content": "", "calls": [call]}
+    script = {"id": "3", "parent": "2", "role": "script", "content": "alert(1)"}
+    found = {"title": "<img src=x>", "messages": [said, answered, script]}
+    text = json.dumps({"format": "stretto.chats.1", "chats": [found]})
+    text = text.replace('"role": "user"', '"role": "user", "__proto__": {"version": 3}, "constructor": 1')
+    file = {"name": "chats.json", "mimeType": "application/json", "buffer": text.encode()}
+    chat.get_by_label("File to import").set_input_files(file)
+    chat.locator(".list .open", has_text="<img src=x>").click()
+    expect(chat.locator("article.mine .said")).to_have_text("<b>x</b>")
+    expect(chat.locator(".card b")).to_have_text("constructor")
+    expect(chat.locator("article")).to_have_count(2)
+    assert chat.locator("main img, main b b, main i i").count() == 0
 
 
 def test_the_sheet_of_keys(chat):

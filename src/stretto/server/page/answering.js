@@ -4,7 +4,7 @@ import {add, before, changed, hold, newId, release, save, store, tokensOf} from 
 import {live} from './live.js';
 import {fields} from './options.js';
 import {wire} from './session.js';
-import {TOOLS, definitions, run} from './toolbox.js';
+import {definitions, run, runsHere} from './toolbox.js';
 import {given, ids, tokenOf} from './tree.js';
 
 export const ABANDONED_MS = 5000; // since its tab has written it
@@ -119,7 +119,7 @@ export async function write(message) {
   message.version++;
   await keep();
   changed();
-  const known = message.calls?.every(({function: {name}}) => name in TOOLS && store.settings.tools?.[name]);
+  const known = message.calls?.every(({function: {name}}) => runsHere(name) && store.settings.tools?.[name]);
   if (message.finish === 'tool_calls' && known && store.chat?.id === message.chat && roundsOf(message) < TOOL_ROUNDS) {
     answerCalls(message, message.calls.map(run));
   }

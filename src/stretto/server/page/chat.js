@@ -9,7 +9,7 @@ import {Prose, harmless} from './prose.js';
 import {Panel, Settings, Switch, TokenPanel, Tree} from './panels.js';
 import {Sidebar} from './sidebar.js';
 import {probability} from './tokens.js';
-import {TOOLS, run} from './toolbox.js';
+import {run, runsHere} from './toolbox.js';
 import {Bar, bytes, copyText, number, useLive} from './ui.js';
 
 const NEAR_PIXELS = 48, SAID_MS = 1800, FIRST_MESSAGES = 16;
@@ -143,13 +143,13 @@ const ENDS = {length: 'the limit of tokens was reached', timeout: 'the time was 
 function Call({call, result}) {
   const {name, arguments: given} = call.function;
   return html`<details class="card" open><summary><${Icon} name="tool"/><b>${harmless(name)}</b>
-      <small>${result ? name in TOOLS ? 'run in this page' : 'answered by you' : 'waits for a result'}</small></summary>
+      <small>${result ? runsHere(name) ? 'run in this page' : 'answered by you' : 'waits for a result'}</small></summary>
     <dl><dt>Arguments</dt><dd><code>${harmless(given)}</code></dd>
       ${result && html`<dt>Result</dt><dd><code>${harmless(result.content)}</code></dd>`}</dl></details>`;
 }
 function Calls({message, results}) {
   const [given, set] = useState({}), calls = message.calls ?? [], live = isRunning(message), waits = !live && calls.some(one => !results[one.id]);
-  const valueOf = call => given[call.id] ?? (call.function.name in TOOLS ? run(call) : '');
+  const valueOf = call => given[call.id] ?? (runsHere(call.function.name) ? run(call) : '');
   const submit = event => { event.preventDefault(); answerCalls(message, calls.map(valueOf)); };
   return html`${calls.map(call => html`<${Call} key=${call.id} call=${call} result=${results[call.id]}/>`)}
     ${waits && html`<form class="results" onSubmit=${submit}>${calls.map(call => html`<label key=${call.id}>Result of ${harmless(call.function.name)}
@@ -204,8 +204,8 @@ function Theirs({message, siblings, isLast, results, shown, at}) {
       ((message.reasoned ?? 0) / 1000).toFixed(1)} s</span></summary>
       <div onClick=${click}><${Prose} text=${reasoning} rangesOf=${list && rangesOf(list, true, at)}/></div></details>`}
     ${live && !content && !reasoning && !message.calls && html`<p class="waiting"><span class="live">…</span></p>`}
-    <div class=${`prose${live ? ' live' : ''}${list ? ' lit' : ''}`} tabindex=${list ? 0 : null} role=${list ? 'group' : null}
-      aria-label=${list ? 'Answer, token by token' : null} onClick=${click} onKeyDown=${move}>
+    <div class=${`prose${live ? ' live' : ''}${list ? ' lit' : ''}`} ...${list ? {tabindex: 0, role: 'group', 'aria-label': 'Answer, token by token'} : {}}
+      onClick=${click} onKeyDown=${move}>
       <${Prose} text=${content} rangesOf=${list && rangesOf(list, false, at)}/></div>
     ${message.calls && html`<${Calls} ...${{message, results}}/>`}
     ${error && html`<p class="bad" role="alert">${error}</p>`}

@@ -172,7 +172,7 @@ export async function bringIn(text) {
   for (const one of found.chats) {
     const id = newId(), names = new Map((one.messages ?? []).map(message => [message.id, newId()]));
     const messages = (one.messages ?? []).filter(message => ROLES.includes(message.role)).map(message => ({
-      ...Object.fromEntries(Object.entries(message).filter(([name, value]) => KNOWN[name]?.(value))),
+      ...Object.fromEntries(Object.entries(message).filter(([name, value]) => Object.hasOwn(KNOWN, name) && KNOWN[name](value))),
       id: names.get(message.id), chat: id, parent: names.get(message.parent) ?? null, version: 0}));
     const picks = Object.fromEntries(Object.entries(one.picks ?? {}).map(([parent, child]) => [names.get(parent) ?? '', names.get(child)]));
     await save({id, title: String(one.title ?? ''), created: now(), changed: Number(one.changed) || now(), pinned: !!one.pinned, picks}, messages);

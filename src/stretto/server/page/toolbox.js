@@ -16,6 +16,7 @@ export const TOOLS = {
   },
 };
 
+export const runsHere = name => Object.hasOwn(TOOLS, name);
 export const definitions = chosen => Object.entries(TOOLS).filter(([name]) => chosen?.[name]).map(
   ([name, {description, parameters}]) => ({type: 'function', function: {name, description, parameters}}));
 
