@@ -27,7 +27,7 @@ GIVEN: dict[str, dict[str, tuple[str, ...]]] = {
         "docs/reference/endpoints.md": ("1e-06",),
         "docs/reference/metrics.md": ("15 minutes",),
         "docs/reference/page.md": ("20 s", "90 %", "50 %", "15 %", "5 %", "3 %", "15 minutes"),
-        "docs/explanation/page.md": ("240 KB",),
+        "docs/explanation/page.md": ("240 KB", "300 ms"),
         "docs/reference/server.md": ("80 %", "10 seconds", "600 s", "10 s", "15 minutes", "64 of 1,000"),
         "docs/reference/terminal.md": ("90 %", "50 %"),
         "docs/tutorials/serving.md": ("15 minutes",),
