@@ -49,7 +49,7 @@ class Running:
         self.url = server.address
         self.port = int(server.address.rsplit(":", 1)[1])
         self.state = server.guard.state
-        self.live = server.guard._app.state.live
+        self.live = server.guard.app.state.live
 
     def llm(self, name="mock"):
         return self.state.registry.models[name].llm

@@ -140,7 +140,7 @@ def test_a_batch_goes_on_after_a_restart():
         made = begun(web, data)
         until(lambda: status(web, made)["request_counts"]["completed"] >= 3)
     with visiting() as (server, web):
-        folder = server.server.guard._app.state.batches.store.home / "nobody"
+        folder = server.server.guard.app.state.batches.store.home / "nobody"
         done = ended(web, made)
         assert done["status"] == "completed"
         assert done["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
@@ -152,7 +152,7 @@ def test_a_batch_goes_on_after_a_restart():
 
 def test_a_line_that_a_crash_has_cut_is_asked_again():
     with serving() as server:
-        store = server.server.guard._app.state.batches.store
+        store = server.server.guard.app.state.batches.store
         store.write("x", {"id": "batch-" + "0" * 24, "created_at": 1})
         path = store.path("x", "batch-" + "0" * 24, "output")
         path.write_bytes(b'{"custom_id": "a"}\n{"custom_id": "b"}\n{"custom_i')

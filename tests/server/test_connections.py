@@ -73,13 +73,13 @@ def test_the_limit_of_the_head_holds_however_it_arrives(server):
 def test_trailers_are_dropped(server, monkeypatch):
     heads = []
     guard = server.server.guard
-    app = guard._app
+    app = guard.app
 
     async def watching(scope, receive, send):
         await app(scope, receive, send)
         heads.append(dict(scope["headers"]))
 
-    monkeypatch.setattr(guard, "_app", watching)
+    monkeypatch.setattr(guard, "app", watching)
     head = CHUNKED + b"Connection: close\r\n\r\n"
     answer = raw(server, head + WHOLE + b"Extra: 1\r\nHost: evil.example\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200")
@@ -174,8 +174,8 @@ def connection():
     made = kind(uvicorn.Config(lambda: None, http=kind), ServerState(), {}, loop)
     made.connection_made(Transport())
     yield made, lambda: loop.run_until_complete(asyncio.sleep(0.2))
-    made._stop()
-    made._stop_unread()
+    made.stop()
+    made.stop_unread()
     loop.close()
 
 

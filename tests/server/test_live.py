@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -168,14 +169,16 @@ def test_a_page_gets_no_figures_from_before_it_came():
             assert first(events, "stats")["time"] >= opened
 
 
-def test_watching_is_put_off_when_it_takes_too_long():
+def test_watching_is_put_off_when_it_takes_too_long(monkeypatch):
+    clock = [1000.0]
+    monkeypatch.setattr("stretto.server.own.live.time", SimpleNamespace(monotonic=lambda: clock[0]))
     live = Live(None, None)
     live.spend(0.01)
-    assert live._ready <= time.monotonic()  # a page that opens may take a little at once
+    assert live.ready <= clock[0]  # a page that opens may take a little at once
     live.spend(0.02)
-    assert 0 < live._ready - time.monotonic() < 2
+    assert 0 < live.ready - clock[0] < 2
     live.spend(9.0)
-    assert live._ready - time.monotonic() <= MAX_DELAY_SECONDS
+    assert live.ready - clock[0] <= MAX_DELAY_SECONDS
 
 
 def test_a_reader_that_takes_nothing_is_let_go(monkeypatch):
@@ -203,7 +206,7 @@ def test_a_reader_that_takes_nothing_is_let_go(monkeypatch):
 def test_an_error_ends_the_streams_and_the_next_page_starts_anew(monkeypatch):
     with visiting() as (running, web):
         with monkeypatch.context() as patch:
-            patch.setattr("stretto.server.own.live.Live._measure", lambda self, load: 1 / 0)
+            patch.setattr("stretto.server.own.live.Live.measure", lambda self, load: 1 / 0)
             with watching(web, "/stretto/live") as events:
                 assert "stats" not in {kind for event in events for kind in event}
         until(lambda: not running.live.watchers)
@@ -372,7 +375,7 @@ def test_the_last_minutes_are_known_though_nobody_watched():
             assert sum(columns["errors_4xx"]) == 1
             assert [n for n in columns["first_token_p50"] if n is not None]
             assert max(columns["hit_rate"], key=lambda n: n or 0) > 0
-            assert abs(columns["time"][-1] - time.time()) < 5
+            assert abs(columns["time"][-1] - time.time()) < 60
             if is_loaded:
                 unload = {"model": "mock", "prompt": "", "keep_alive": 0}
                 assert web.post("/api/generate", json=unload).json()["done_reason"] == "unload"

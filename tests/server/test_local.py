@@ -68,7 +68,7 @@ def really(**settings):
 
 
 def door(running):
-    return running.server._local
+    return running.server.local
 
 
 @pytest.fixture
@@ -253,8 +253,8 @@ def test_a_client_that_reads_nothing_does_not_hold_up_the_end_of_the_server(monk
     monkeypatch.setattr("stretto.server.http.local.LAST_BYTES_SECONDS", 0.0)
     with serving(endless(), models=(f"m={MODEL}",), local=True, grace_seconds=0.1):
         llm = find()
-        monkeypatch.setattr("stretto.server.http.local._Talk._send", block)
-        llm._connection.send({"verb": "stream", "model": "m", "prompt": "x", "options": {}})
+        monkeypatch.setattr("stretto.server.http.local.Talk.send", block)
+        llm.connection.send({"verb": "stream", "model": "m", "prompt": "x", "options": {}})
         assert stuck.wait(60)
     llm.close()
     assert not sockets.sockets()
@@ -276,7 +276,7 @@ class Pretender:
         models = [{"name": "m", "loaded": True, "loading": sockets.loading(MODEL, **MACHINE)}]
         known = {"protocol": sockets.PROTOCOL, "pid": os.getpid(), "models": models, **(about or {})}
         facts = {"has_template": False, "context_length": 9, "backend": "x", "placement": None, "end_ids": []}
-        self._lines = [known, facts, *lines]
+        self.lines = [known, facts, *lines]
         self._thread = threading.Thread(target=self._talk)
         self._thread.start()
 
@@ -284,7 +284,7 @@ class Pretender:
         connected, _ = self._listening.accept()
         # A client that has read enough goes; closing the file would write the rest to it.
         with suppress(OSError), connected, connected.makefile("rwb") as file:
-            for line in self._lines:
+            for line in self.lines:
                 if not file.readline():
                     return
                 file.write(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n")
@@ -318,14 +318,14 @@ def test_one_that_dies_before_the_first_token_is_not_missed():
 @pytest.mark.parametrize("line", [b"nonsense\n", b"[]\n", b"[" * 100_000 + b"\n", b""])
 def test_nonsense_is_no_server(line):
     with Pretender() as fake:
-        fake._lines[0] = line
+        fake.lines[0] = line
         assert list(sockets.servers()) == []
 
 
 def test_a_line_without_an_end_is_no_server(monkeypatch):
     monkeypatch.setattr(sockets, "MAX_LINE_BYTES", 1 << 16)
     with Pretender() as fake:
-        fake._lines[0] = b"x" * (1 << 18)
+        fake.lines[0] = b"x" * (1 << 18)
         assert list(sockets.servers()) == []
 
 
@@ -342,7 +342,7 @@ def test_a_server_of_another_user_is_not_asked(monkeypatch):
 
 def test_a_client_of_another_user_is_not_answered(monkeypatch):
     with serving(models=(f"mock={MODEL}",), local=True) as running:
-        path = door(running)._path
+        path = door(running).path
         monkeypatch.setattr(sockets, "find_peer", lambda connected: sockets.Peer(1, os.geteuid() + 1))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.connect(str(path))
@@ -353,7 +353,7 @@ def test_a_client_of_another_user_is_not_answered(monkeypatch):
 
 def test_the_socket_and_its_folder_are_the_users_own(runtime):
     with serving(models=(f"mock={MODEL}",), local=True) as running:
-        assert door(running)._path.stat().st_mode & 0o777 == 0o600
+        assert door(running).path.stat().st_mode & 0o777 == 0o600
         assert (runtime / "stretto").stat().st_mode & 0o777 == 0o700
     assert not list((runtime / "stretto").iterdir())
 
@@ -402,7 +402,7 @@ def test_requests_that_are_none_are_refused_or_end_the_connection():
             assert connection.ask(request)["error"]["kind"] == "InvalidRequest"
         assert connection.ask({"verb": "open", "model": "no"})["error"]["unavailable"]
         assert connection.ask({"verb": "open", "model": "mock"})["context_length"] > 0
-        connection._socket.sendall(b"nonsense\n")
+        connection.socket.sendall(b"nonsense\n")
         with pytest.raises(sockets.Gone):
             connection.receive()
 
@@ -412,10 +412,10 @@ def test_a_line_that_is_too_long_ends_the_connection():
     with serving(models=(f"mock={MODEL}",), limits=limits, local=True) as running:
         for _ in range(2):
             with sockets.Connection(sockets.sockets()[0]) as connection:
-                connection._socket.sendall(b"x" * (1 << 14))
+                connection.socket.sendall(b"x" * (1 << 14))
                 with pytest.raises(sockets.Gone):
                     connection.receive()
-        wait_until(lambda: not door(running)._tasks)
+        wait_until(lambda: not door(running).tasks)
 
 
 # -- ps and stop --

@@ -196,7 +196,7 @@ def test_a_batch_that_a_full_disk_ends_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("STRETTO_HOME", str(tmp_path))
     asked = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}
     with visiting(mock()) as (running, client):
-        batches = running.server.guard._app.state.batches
+        batches = running.server.guard.app.state.batches
 
         def fail(*_):
             raise OSError(errno.ENOSPC, "No space left on device")

@@ -196,7 +196,7 @@ def test_a_model_is_served_once_more_by_another_backend(monkeypatch):
         lambda path, **options: backends.append(options["backend"]) or mock_llm("x"),
     )
     with visiting(models=(f"real={TINY}",)) as (running, web):
-        running.state.registry._open = running.state.registry._load_file
+        running.state.registry.opener = running.state.registry.load_file
         body = {"model": "real", "name": "slow", "backend": "reference"}
         made = web.post("/stretto/models/copy", json=body).json()["model"]
         assert (made["name"], made["backend"], made["added"]) == ("slow", "reference", True)

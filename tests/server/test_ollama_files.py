@@ -112,13 +112,13 @@ def test_a_deleted_model_leaves_the_file_that_another_one_has(web):
 
 
 def test_a_client_that_leaves_while_a_model_is_made_leaves_none(web, monkeypatch):
-    goes_on, link = threading.Event(), create._link
-    monkeypatch.setattr(create, "_link", lambda *paths: (goes_on.wait(30), link(*paths)))
+    goes_on, link = threading.Event(), create.link
+    monkeypatch.setattr(create, "link", lambda *paths: (goes_on.wait(30), link(*paths)))
     assert web.post(BLOB, content=DATA).status_code == 201
     with web.stream("POST", "/api/create", json={"model": "new", **FILES, "stream": True}) as answer:
         assert json.loads(next(answer.iter_lines())) == {"status": "parsing GGUF"}
     pull = web.server.state.pull
-    until(pull._stopped.is_set)
+    until(pull.stopped.is_set)
     goes_on.set()
     until(lambda: web.server.state.pull is None)
     assert hub.models() == []

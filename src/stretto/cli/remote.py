@@ -73,7 +73,7 @@ class RemoteLLM:
     def __init__(
         self, connection: Connection, name: str, facts: Mapping[str, Any], open_here: Callable[[], LLM]
     ) -> None:
-        self._connection, self._name, self._open_here = connection, name, open_here
+        self.connection, self._name, self._open_here = connection, name, open_here
         self._here: LLM | None = None  # once it had to be loaded
         self.has_template = bool(facts["has_template"])
         self.context_length = int(facts["context_length"])
@@ -99,9 +99,7 @@ class RemoteLLM:
         try:
             if not isinstance(prompt, (str, list)):
                 raise Unavailable
-            return RemoteStream(
-                self._connection, self._sent("stream", prompt=prompt, options=_plain(options))
-            )
+            return RemoteStream(self.connection, self._sent("stream", prompt=prompt, options=_plain(options)))
         except Unavailable:
             return self.here.stream(prompt, **options)
 
@@ -114,7 +112,7 @@ class RemoteLLM:
     def here(self) -> LLM:
         """The model, loaded in this process from now on."""
         if self._here is None:
-            self._connection.close()
+            self.connection.close()
             self._here = self._open_here()
         return self._here
 
@@ -125,7 +123,7 @@ class RemoteLLM:
 
     def close(self) -> None:
         """Leave the server, or free the model."""
-        self._connection.close()
+        self.connection.close()
         if self._here is not None:
             self._here.close()
 
@@ -141,7 +139,7 @@ class RemoteLLM:
             raise Unavailable
         request = {"verb": verb, "model": self._name, **fields}
         try:
-            answer = self._connection.ask(request)
+            answer = self.connection.ask(request)
         except (Gone, TypeError, ValueError, RecursionError):  # the latter ones: values without JSON
             raise Unavailable from None
         if "error" in answer:
@@ -158,7 +156,7 @@ class RemoteStream:
     """As `stretto.engine.stream.TextStream`: iterate it for tokens; `result` is the whole."""
 
     def __init__(self, connection: Connection, first: Mapping[str, Any]) -> None:
-        self._connection = connection
+        self.connection = connection
         self._line: Mapping[str, Any] | None = first
         self._result: Any = None
 
@@ -166,7 +164,7 @@ class RemoteStream:
         while self._result is None:
             line, self._line = self._line, None
             try:
-                line = self._connection.receive() if line is None else line
+                line = self.connection.receive() if line is None else line
             except Gone as error:
                 raise StrettoError(
                     f"the answer was cut: {error}; ask again, or with --no-server, which needs none"
@@ -191,14 +189,14 @@ class RemoteStream:
     def cancel(self) -> None:
         """End it within one step; what was made until then still comes."""
         if self._result is None:
-            self._connection.send({"verb": "cancel"})
+            self.connection.send({"verb": "cancel"})
 
     def __enter__(self) -> RemoteStream:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._result is None:  # by an exception: nobody reads the rest
-            self._connection.close()
+            self.connection.close()
 
 
 class _RemoteTokenizer:

@@ -49,7 +49,7 @@ class Server(uvicorn.Server):
         self.guard = create_app(settings, opener)
         self._listening = _listen(settings)
         self.address = _address(settings.addresses[0], self._listening[0])
-        self._local = self._local_socket() if settings.local else None
+        self.local = self._local_socket() if settings.local else None
         self._owns_process = False
         self._waiting: Waiting = lambda n_running: None
         config = uvicorn.Config(
@@ -122,8 +122,8 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let requests of the local socket finish too, before models are closed."""
-        if self._local is not None:
-            await self._local.close()
+        if self.local is not None:
+            await self.local.close()
         await super().shutdown(sockets)
 
     async def _live(self, started: Callable[[str], None], signals: bool) -> None:
@@ -141,8 +141,8 @@ class Server(uvicorn.Server):
         """Call `started` once the server listens; at shutdown, cancel requests that do not finish in time."""
         while not self.started:
             await asyncio.sleep(START_POLL_SECONDS)
-        if self._local is not None:
-            await self._local.serve()
+        if self.local is not None:
+            await self.local.serve()
         started(self.address)
         while not self.should_exit:
             await asyncio.sleep(END_POLL_SECONDS)

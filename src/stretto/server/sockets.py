@@ -81,16 +81,16 @@ class Connection:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._buffer = bytearray()
         try:
-            self._socket.settimeout(ASK_SECONDS)
-            self._socket.connect(str(path))
-            self.peer = find_peer(self._socket)
+            self.socket.settimeout(ASK_SECONDS)
+            self.socket.connect(str(path))
+            self.peer = find_peer(self.socket)
             if self.peer.uid != os.geteuid():
                 raise Gone(f"{path} is a socket of user {self.peer.uid}, who is somebody else")
             self.about = self.ask({"verb": "about"})
-            self._socket.settimeout(None)
+            self.socket.settimeout(None)
         except BaseException:
             self.close()
             raise
@@ -103,7 +103,7 @@ class Connection:
     def send(self, request: Mapping[str, Any]) -> None:
         """Send a request."""
         try:
-            self._socket.sendall(json.dumps(request).encode() + b"\n")
+            self.socket.sendall(json.dumps(request).encode() + b"\n")
         except OSError as error:
             raise Gone(f"the server cannot be reached any more: {error}") from None
 
@@ -113,7 +113,7 @@ class Connection:
             if len(self._buffer) > MAX_LINE_BYTES:
                 raise Gone(f"the server sent a line of more than {MAX_LINE_BYTES:,} bytes")
             try:
-                piece = self._socket.recv(1 << 16)
+                piece = self.socket.recv(1 << 16)
             except OSError as error:
                 raise Gone(f"the server does not answer: {error}") from None
             if not piece:
@@ -131,7 +131,7 @@ class Connection:
 
     def close(self) -> None:
         """Close it; a stream that runs is cancelled."""
-        self._socket.close()
+        self.socket.close()
 
     def __enter__(self) -> Connection:
         return self

@@ -102,7 +102,7 @@ class Guard:
     def __init__(
         self, app: ASGIApp, state: State, paths: frozenset[str], open_paths: frozenset[str] = frozenset()
     ) -> None:
-        self._app = app
+        self.app = app
         self.state = state
         self._settings = state.settings
         self._callers = state.callers
@@ -122,7 +122,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         visit = _Visit(scope, send, f"req-{self._prefix}-{next(self._numbers)}")
         self._traffic.active += 1
@@ -143,7 +143,7 @@ class Guard:
                     scope["headers"] = [*(h for h in scope["headers"] if h[0] != b"content-type"), JSON_TYPE]
                 receive = whole(body, receive)
             scope[DIRECT] = send
-            await self._app(scope, receive, visit.send)
+            await self.app(scope, receive, visit.send)
         except asyncio.CancelledError:  # the server ends, and waits no longer
             visit.status = 503
             visit.notes["error"] = "shutting_down"

@@ -47,7 +47,7 @@ class LocalSocket:
 
     def __init__(self, state: State, address: str) -> None:
         self._state, self._address = state, address
-        self._tasks: set[asyncio.Task[None]] = set()  # one a connection
+        self.tasks: set[asyncio.Task[None]] = set()  # one a connection
         self.idle: set[asyncio.Task[None]] = set()  # those that wait for a request
         self._server: asyncio.Server | None = None
         self._numbers = count()
@@ -55,7 +55,7 @@ class LocalSocket:
         self._started = time.time()
         # From what each model will be, or was, loaded: a file that is replaced later is another one.
         self._loading = {name: self._described(served) for name, served in state.registry.models.items()}
-        self._path, self._listening = _listen()
+        self.path, self._listening = _listen()
 
     def _described(self, served: ServedModel) -> dict[str, Any] | None:
         entry, settings = served.entry, self._state.settings
@@ -74,16 +74,16 @@ class LocalSocket:
         The server cancels what still runs after its grace period; clients that read nothing end here.
         """
         with suppress(OSError):
-            self._path.unlink()
+            self.path.unlink()
         if self._server is None:
             self._listening.close()
             return
         self._server.close()
         for connection in tuple(self.idle):
             connection.cancel()
-        if self._tasks:
+        if self.tasks:
             seconds = self._state.settings.grace_seconds + LAST_BYTES_SECONDS
-            _, late = await asyncio.wait(tuple(self._tasks), timeout=seconds)
+            _, late = await asyncio.wait(tuple(self.tasks), timeout=seconds)
             for connection in late:
                 connection.cancel()
 
@@ -93,14 +93,14 @@ class LocalSocket:
         try:
             if sockets.find_peer(writer.get_extra_info("socket")).uid != os.geteuid():
                 return  # the folder keeps others out; this is the second lock
-            if len(self._tasks) >= MAX_CONNECTIONS:
+            if len(self.tasks) >= MAX_CONNECTIONS:
                 return
-            self._tasks.add(task)
-            await _Talk(self, self._state, reader, writer, task).run()
+            self.tasks.add(task)
+            await Talk(self, self._state, reader, writer, task).run()
         except (OSError, ValueError, asyncio.CancelledError):  # ValueError: a line that is too long
             pass
         finally:
-            self._tasks.discard(task)
+            self.tasks.discard(task)
             writer.close()
 
     def about(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class LocalSocket:
         }
 
 
-class _Talk:
+class Talk:
     """One connection."""
 
     def __init__(
@@ -174,9 +174,9 @@ class _Talk:
         try:
             await self._answer(request)
         except (StrettoError, ApiError) as error:
-            await self._send({"error": _error(error)})
+            await self.send({"error": _error(error)})
         except (TypeError, ValueError, KeyError) as error:
-            await self._send({"error": sockets.error_fields(InvalidRequest(f"no such request: {error!r}"))})
+            await self.send({"error": sockets.error_fields(InvalidRequest(f"no such request: {error!r}"))})
         return not self._state.traffic.stopping
 
     def _next(self) -> asyncio.Future[bytes]:
@@ -185,14 +185,15 @@ class _Talk:
             self._line.add_done_callback(_seen)
         return self._line
 
-    async def _send(self, answer: Mapping[str, Any]) -> None:
+    async def send(self, answer: Mapping[str, Any]) -> None:
+        """Send a line, with no more than a buffer of them unread."""
         self._writer.write(json.dumps(answer).encode() + b"\n")
         await self._writer.drain()
 
     async def _answer(self, request: dict[str, Any]) -> None:
         verb = request.get("verb")
         if verb == "about":
-            await self._send(self._door.about())
+            await self.send(self._door.about())
             return
         if self._state.traffic.stopping:
             raise ApiError(503, "the server is shutting down")
@@ -201,7 +202,7 @@ class _Talk:
                 await self._stream(lease, request)
                 return
             answer = await asyncio.to_thread(_VERBS[str(verb)], lease.llm, request)
-        await self._send(answer)
+        await self.send(answer)
 
     async def _lease(self, name: str) -> Lease:
         """The model, unless the client goes while it is loaded."""
@@ -229,8 +230,8 @@ class _Talk:
         ended.add_done_callback(generation.cancel_by)
         try:
             async for token in stream:
-                await self._send({"token": _token(token)})
-            await self._send({"result": _result(await stream.result())})
+                await self.send({"token": _token(token)})
+            await self.send({"result": _result(await stream.result())})
             self._door.n_answered += 1
         finally:
             stream.cancel()

@@ -102,8 +102,8 @@ def protocol(limits: RequestLimits) -> type[HttpToolsProtocol]:
                 self._expect()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._stop()
-            self._stop_unread()
+            self.stop()
+            self.stop_unread()
             super().connection_lost(exc)
 
         # -- requests --
@@ -142,7 +142,7 @@ def protocol(limits: RequestLimits) -> type[HttpToolsProtocol]:
                 super().on_header(name, value)
 
         def on_headers_complete(self) -> None:
-            self._stop()
+            self.stop()
             is_over = self._head > limits.head
             self._in_head = False
             self._received = self._head = self._idle = self._trailers = 0
@@ -176,7 +176,7 @@ def protocol(limits: RequestLimits) -> type[HttpToolsProtocol]:
         def _expect(self) -> None:
             self._timer = self.loop.call_later(limits.head_seconds, self._too_late)
 
-        def _stop(self) -> None:
+        def stop(self) -> None:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
@@ -192,7 +192,7 @@ def protocol(limits: RequestLimits) -> type[HttpToolsProtocol]:
             if self._is_refused or self.transport.is_closing():
                 return
             self._is_refused = True
-            self._stop()
+            self.stop()
             if self.cycle is not None:  # a request before this one gets no answer any more
                 self.cycle.disconnected = True
                 self.cycle.message_event.set()
@@ -215,7 +215,7 @@ def protocol(limits: RequestLimits) -> type[HttpToolsProtocol]:
 
         def resume_writing(self) -> None:
             super().resume_writing()
-            self._stop_unread()
+            self.stop_unread()
             if self.transport.is_closing():  # what is left has to be read too
                 self._expect_reading()
 
@@ -225,10 +225,10 @@ def protocol(limits: RequestLimits) -> type[HttpToolsProtocol]:
             super().timeout_keep_alive_handler()
 
         def _expect_reading(self) -> None:
-            self._stop_unread()
+            self.stop_unread()
             self._unread = self.loop.call_later(limits.read_seconds, self.transport.abort)
 
-        def _stop_unread(self) -> None:
+        def stop_unread(self) -> None:
             if self._unread is not None:
                 self._unread.cancel()
                 self._unread = None

@@ -66,7 +66,7 @@ class Pull:
         self._state = state
         self._entry = entry
         self._progress: tuple[int, int, str] = (0, 0, "starting")
-        self._stopped = threading.Event()
+        self.stopped = threading.Event()
         self._undo = undo
         self.error: ApiError | None = None  # that ended it
         self._work = asyncio.ensure_future(asyncio.to_thread(work or self._pull, self._report))
@@ -74,14 +74,14 @@ class Pull:
 
     def stop(self) -> None:
         """End the download at its next report."""
-        self._stopped.set()
+        self.stopped.set()
 
     def _pull(self, report: hub.Progress) -> None:
         hub.pull(self._entry.source, progress=report, check=check_download)
 
     def _report(self, done: int, total: int, what: str) -> None:
         """Keep the progress; called in the thread."""
-        if self._stopped.is_set():
+        if self.stopped.is_set():
             raise Cancelled("the download was stopped")
         self._progress = (done, total, what)
 

@@ -63,7 +63,7 @@ class Registry:
 
     def __init__(self, settings: Settings, opener: Opener | None = None) -> None:
         self._settings = settings
-        self._open = opener or self._load_file
+        self.opener = opener or self.load_file
         self.limit = _memory_limit(settings)
         self.models = {entry.name: make_served(entry, settings, self.limit) for entry in settings.models}
         self.unloads = 0
@@ -288,7 +288,7 @@ class Registry:
             await asyncio.to_thread(llm.close)
 
     def _open_adapted(self, entry: ModelEntry) -> LLM:
-        llm = self._open(entry)
+        llm = self.opener(entry)
         try:
             for name, path in entry.adapters:
                 llm.load_adapter(name, path)
@@ -297,7 +297,8 @@ class Registry:
             raise
         return llm
 
-    def _load_file(self, entry: ModelEntry) -> LLM:
+    def load_file(self, entry: ModelEntry) -> LLM:
+        """Open the file of an entry, by its settings: what opens models if nothing else is given."""
         settings = self._settings
         if self.models[entry.name].is_task:
             return load(entry.source, threads=settings.threads)

@@ -339,7 +339,7 @@ def _store(store: Store, weights: _Weights, threads: int | None, report: Report)
         target = staged / f"{name}.gguf"
         if mix is None:
             sha256 = read_digest(weights.origin)
-            _link(weights.path, target)
+            link(weights.path, target)
         else:
             words = f"quantizing to {mix}"
             _quantize(weights.path, target, mix, threads, lambda done, n: report(done, n, words))
@@ -364,7 +364,8 @@ def _quantize(
         raise field_error("quantize", message) from None
 
 
-def _link(source: Path, target: Path) -> None:
+def link(source: Path, target: Path) -> None:
+    """Have the same file under another name, or a copy where the system has no links."""
     try:
         os.link(source, target)
     except OSError:  # the file system has no links

@@ -71,7 +71,7 @@ class Live:
         self._requests: dict[Caller, str] = {}  # of these figures
         self._past: deque[Watched] = deque(maxlen=HISTORY_SECONDS)
         self._share = CPU_SHARE
-        self._ready = 0.0  # the time from which on reading is within its share of the CPU
+        self.ready = 0.0  # the time from which on reading is within its share of the CPU
         self._joined = asyncio.Event()
 
     def check_room(self) -> None:
@@ -102,8 +102,8 @@ class Live:
         """Count CPU time, and put off what comes next accordingly; less so what a page gets first."""
         self.spent += seconds
         now = time.monotonic()
-        ready = max(now - BURST_SECONDS, self._ready) + seconds / (CPU_SHARE if is_first else self._share)
-        self._ready = min(ready, now + MAX_DELAY_SECONDS)
+        ready = max(now - BURST_SECONDS, self.ready) + seconds / (CPU_SHARE if is_first else self._share)
+        self.ready = min(ready, now + MAX_DELAY_SECONDS)
 
     # -- reading --
 
@@ -122,7 +122,7 @@ class Live:
             self._joined.clear()
             if time.monotonic() >= next_load:
                 next_load = time.monotonic() + LOAD_SECONDS
-                self._measure(load)
+                self.measure(load)
             await self._look()
             for watcher in self.watchers:
                 watcher.news.set()
@@ -131,7 +131,7 @@ class Live:
             due = next_load
             if any(watcher.model for watcher in self.watchers):
                 due = min(due, time.monotonic() + CELL_SECONDS)
-            await self._sleep(max(due, self._ready))
+            await self._sleep(max(due, self.ready))
 
     async def _sleep(self, until: float) -> None:
         """Sleep, less long if another watcher joins; but not before what was spent is made up for."""
@@ -141,9 +141,10 @@ class Live:
             await self._joined.wait()
         finally:
             timer.cancel()
-        await asyncio.sleep(max(0.0, self._ready - time.monotonic()))
+        await asyncio.sleep(max(0.0, self.ready - time.monotonic()))
 
-    def _measure(self, load: Load) -> None:
+    def measure(self, load: Load) -> None:
+        """Take the figures that pages show, and count what that costs."""
         begun = time.thread_time()
         figures = load.figures()
         self._past.append(Watched(int(time.perf_counter()), figures["cpu"], figures["memory"]["rss"]))
