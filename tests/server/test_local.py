@@ -336,7 +336,7 @@ def test_another_protocol_is_no_server():
 
 def test_a_server_of_another_user_is_not_asked(monkeypatch):
     with Pretender(), monkeypatch.context() as patch:
-        patch.setattr(sockets, "peer_of", lambda connected: sockets.Peer(1, os.geteuid() + 1))
+        patch.setattr(sockets, "find_peer", lambda connected: sockets.Peer(1, os.geteuid() + 1))
         assert list(sockets.servers()) == []
 
 
