@@ -58,9 +58,9 @@ struct Quant {
         }
         const uint8_t* w = piece.data + piece.first / kUnit * kShape.unit_bytes();
         const uint8_t* wide = piece.wide;
-        // With one column processors have enough loads under way by themselves; the products of several fill their queues.
-        // The first columns ask for what comes, and at a panel's end for the next panels.
-        constexpr bool kAsks = C > 1 && !Wide;
+        // Products fill the processor's queues, so that its own loads come late: the first columns ask for what comes, and at a
+        // panel's end for the next panels.
+        constexpr bool kAsks = !Wide;
         [[maybe_unused]] size_t ahead = column == 0 ? kAskAhead : 0;
         [[maybe_unused]] const size_t beyond = ahead && piece.more ? kAskAhead + (P - 1) * piece.panel_bytes : 0;
         const size_t quants_stride = Wide ? kUnpacked * kWideBytes : piece.panel_bytes;
