@@ -18,12 +18,11 @@ sys.path.insert(0, str(Path(__file__).parent / "site"))
 from titles import linked
 
 from generated_files import ROOT, is_outdated, run
-from reference import commands, endpoints, errors, names, page_lists, supported
-from stretto.options import documenting
+from reference import commands, endpoints, errors, names, options, page_lists, supported
 
 FOLDER = ROOT / "docs" / "reference"
 PAGES: dict[str, Callable[[], str]] = {
-    "options.md": documenting.page,
+    "options.md": options.page,
     "commands.md": commands.page,
     "endpoints.md": endpoints.page,
     "errors.md": errors.page,

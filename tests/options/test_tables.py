@@ -10,7 +10,6 @@ import pytest
 import stretto
 from stretto.engine.params import NAMES, SAMPLING_NAMES, Branching, Options, RequestParams
 from stretto.options import generating, loading
-from stretto.options.documenting import page
 from stretto.options.keywords import Keywords, ParallelOptions
 from stretto.parallel.options import ParallelParams
 from stretto.sampling.params import SamplingParams
@@ -86,6 +85,9 @@ def test_the_types_are_made_from_the_tables(monkeypatch):
 
 def test_the_page_of_documentation_is_made_from_the_tables(monkeypatch):
     monkeypatch.syspath_prepend(str(PAGE.parents[2] / "scripts" / "site"))
+    monkeypatch.syspath_prepend(str(PAGE.parents[2] / "scripts"))
     from titles import linked
+
+    from reference.options import page
 
     assert PAGE.read_text() == linked(page(), "reference"), "run: python scripts/doc_reference.py"

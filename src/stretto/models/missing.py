@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from pathlib import Path
 
 from stretto.errors import ModelError, UnsupportedModel
 from stretto.models.common import MAX_LAYERS, Keys
@@ -14,126 +16,21 @@ from stretto.weights.gguf import GGUF
 
 ARCHITECTURE = "general.architecture"
 
-ADAPTER = (
-    "a LoRA adapter, the changes to a model and not the model; load its base model and this with "
-    "llm.load_adapter, or merge both (stretto merge)"
-)
-PROJECTOR = "an mmproj, the image encoder of a model; load the language model, and pass it as vision="
-IMPORTANCE = "an importance matrix, which is for quantising a model; load the model itself"
 VOCABULARY = (
     "a vocabulary without weights; load the file of the whole model (stretto tokenize works with this one)"
 )
-CONTROL = "a control vector, which changes a model's activations; load the model itself"
 
-# `general.type` of files that are no model.
-TYPES = {"adapter": ADAPTER, "imatrix": IMPORTANCE, "mmproj": PROJECTOR}
 
-# Architectures of models that are no language models.
-OTHERS = {
-    "clip": PROJECTOR,
-    "controlvector": CONTROL,
-    "wavtokenizer-dec": "a decoder that makes sound of tokens; load the language model that belongs to it",
-    **dict.fromkeys(
-        ("eagle3", "dflash", "gemma4-assistant"), "a drafter that works only with its model's activations"
-    ),
-    **dict.fromkeys(
-        ("neo-bert", "eurobert", "llama-embed", "t5encoder"),
-        "an encoder of a kind that is not supported yet; BERT's, Nomic's, Jina's, ModernBERT's and "
-        "EmbeddingGemma's are",
-    ),
-    **dict.fromkeys(
-        (
-            *("flux", "sd1", "sdxl", "sd3", "aura", "wan", "ltxv", "hidream", "lumina2", "cosmos", "hyvid"),
-            *("qwen_image", "z_image"),
-        ),
-        "a model that makes images or video, not text",
-    ),
-}
+def _by_name(names: dict[str, str]) -> dict[str, str]:
+    """The description of each architecture; the file lists the architectures behind a description."""
+    return {name: what for what, several in names.items() for name in several.split()}
 
-_EXPERTS = "a reader for its mixture of experts"
-_LAYER_NORM = "layers with LayerNorm, biases and learned positions"
-_ALIBI = "attention with ALiBi biases instead of rotary positions"
-_DIFFUSION = "generation by diffusion: tokens are filled in any order, not one after the other"
-_RWKV = "RWKV's recurrent mixer"
-_SPARSE = "sparse attention that chooses tokens with an indexer"
-_SIMILAR = "a reader of its metadata; its layers are near to the supported ones"
 
+_DATA = json.loads(Path(__file__).with_name("missing.json").read_bytes())
+TYPES: dict[str, str] = _DATA["types"]  # `general.type` of files that are no model
+OTHERS = _by_name(_DATA["others"])  # architectures of models that are no language models
 # Language models that exist in llama.cpp's files and are not supported: what each would need.
-NEEDS = {
-    "rwkv6": _RWKV,
-    "rwkv6qwen2": _RWKV,
-    "rwkv7": _RWKV,
-    "arwkv7": _RWKV,
-    "mamba": "Mamba's first recurrent mixer",
-    "mamba2": "a model of Mamba-2 layers alone",
-    "jamba": "Mamba's first recurrent mixer beside attention, and a mixture of experts",
-    "plamo2": "Mamba layers with norms of their own",
-    "kimi-linear": "Kimi's delta attention with a decay for each channel",
-    "t5": "an encoder beside the decoder, and relative position biases",
-    "bitnet": "BitLinear layers with norms inside, and ternary activations",
-    "dream": _DIFFUSION,
-    "llada": _DIFFUSION,
-    "llada-moe": _DIFFUSION,
-    "rnd1": _DIFFUSION,
-    "bloom": _ALIBI,
-    "mpt": _ALIBI,
-    "refact": _ALIBI,
-    "jais": _ALIBI,
-    "falcon": "attention and feed-forward side by side, with LayerNorm",
-    "gptj": "attention and feed-forward side by side, with LayerNorm",
-    "gptneox": "attention and feed-forward side by side, with LayerNorm",
-    "phi2": "attention and feed-forward side by side, with LayerNorm",
-    "stablelm": "LayerNorm, and rotary positions on a part of each head",
-    "gpt2": _LAYER_NORM,
-    "starcoder": _LAYER_NORM,
-    "codeshell": _LAYER_NORM,
-    "grok": _EXPERTS + ", and caps on router and attention",
-    "dbrx": _EXPERTS + ", and clamped Q, K and V",
-    "arctic": _EXPERTS + " beside a dense feed-forward",
-    "llama4": _EXPERTS + ", and attention in chunks",
-    "deepseek": _EXPERTS,
-    "olmoe": _EXPERTS,
-    "phimoe": _EXPERTS,
-    "bailingmoe": _EXPERTS,
-    "bailingmoe2": _EXPERTS,
-    "dots1": _EXPERTS,
-    "afmoe": _EXPERTS + ", and gated attention",
-    "ernie4_5-moe": _EXPERTS,
-    "exaone-moe": _EXPERTS,
-    "hunyuan-moe": _EXPERTS,
-    "hy_v3": _EXPERTS,
-    "cohere2moe": _EXPERTS,
-    "grovemoe": _EXPERTS + " with experts that share parts",
-    "smallthinker": _EXPERTS + " that is routed before attention",
-    "minimax-m2": _EXPERTS,
-    "mimo2": _EXPERTS + ", and keys and values of different sizes",
-    "step35": _EXPERTS,
-    "mistral4": _EXPERTS,
-    "deepseek32": _SPARSE,
-    "deepseek4": _SPARSE,
-    "glm-dsa": _SPARSE,
-    "deepseek2-ocr": "its image encoder, and a reader of its metadata",
-    "apertus": "the xIELU activation",
-    "minicpm3": "latent attention in a dense model",
-    "plm": "latent attention in a dense model",
-    "openelm": "layers of different widths",
-    "deci": "layers that leave attention or feed-forward out",
-    "qwen2vl": "positions in three dimensions (M-RoPE)",
-    "qwen3vl": "positions in three dimensions (M-RoPE) and image features in several layers",
-    "qwen3vlmoe": "positions in three dimensions (M-RoPE) and image features in several layers",
-    "hunyuan_vl": "positions in several dimensions",
-    "paddleocr": "positions in three dimensions (M-RoPE)",
-    "cogvlm": "weights of its own for image tokens",
-    "chameleon": "image tokens, and norms of queries and keys for each head",
-    **dict.fromkeys(
-        (
-            *("arcee", "baichuan", "chatglm", "exaone", "internlm2", "jais2", "laguna", "maincoder"),
-            *("mellum", "minicpm", "nemotron", "olmo", "orion", "pangu-embedded", "plamo", "plamo3", "qwen"),
-            *("talkie", "xverse"),
-        ),
-        _SIMILAR,
-    ),
-}  # fmt: skip
+NEEDS = _by_name(_DATA["needs"])
 
 
 def refuse_others(file: GGUF) -> None:
@@ -142,7 +39,7 @@ def refuse_others(file: GGUF) -> None:
     if isinstance(kind, str) and kind in TYPES:
         raise _error(file, TYPES[kind], "general.type")
     if "adapter.type" in file.metadata:  # adapters from before there was general.type
-        raise _error(file, ADAPTER, "adapter.type")
+        raise _error(file, TYPES["adapter"], "adapter.type")
     if isinstance(name, str) and name in OTHERS:
         raise _error(file, f"{name!r} is {OTHERS[name]}", ARCHITECTURE, "")
     if not file.tensors and "tokenizer.ggml.tokens" in file.metadata:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.errors import InvalidRequest, ModelError
+from stretto.errors import InvalidRequest, ModelError, wrong_value
 from stretto.tasks.model import Source, TaskModel
 from stretto.tasks.results import Ranking
 
@@ -73,11 +73,7 @@ class StaticEmbeddings(TaskModel):
         if dimensions is None:
             return most
         if isinstance(dimensions, bool) or not isinstance(dimensions, int) or not 1 <= dimensions <= most:
-            raise InvalidRequest(
-                f"dimensions must be from 1 to {most}, not {dimensions!r}",
-                param="dimensions",
-                value=dimensions,
-            )
+            raise wrong_value("dimensions", dimensions, f"from 1 to {most}")
         return dimensions
 
 

@@ -6,17 +6,19 @@ class is there, and how far its four edges are. A centre is a score that no neig
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 from numpy.typing import NDArray
 
 from stretto.tasks.images.base import Detector, Found
-from stretto.tasks.images.coco import COCO
 from stretto.tasks.images.graph import open_graph
 from stretto.tasks.images.prepare import Preparation, prepare
 from stretto.tasks.images.tfjs import convert
 from stretto.tasks.model import Source, TaskModel
 from stretto.vision.image import Image
 
+COCO = tuple(Path(__file__).with_name("coco.txt").read_text().splitlines())  # in the order of its numbers
 SCORES, EDGES = "tower_0/keypoints", "tower_0/wh"
 STRIDE = 4  # pixels of the input for one cell of the maps
 PREPARATION = Preparation(width=512, height=512, scale=1.0, channels_last=True)
