@@ -117,8 +117,6 @@ def _pack_apart(
     threads: int, file: GGUF, spec: ModelSpec, matrices: Matrices, wanted: Sequence[Shape]
 ) -> Iterator[tuple[str, PackedMatrix]]:
     """Matrices as they are packed, in memory that is freed once they have been written."""
-    from stretto.weights.packed_file import PackedMatrix
-
     decoder = _native.Decoder(plain_spec(spec), 1, "f16", threads, kernel_sets.chosen())
     for name, rows, columns in wanted:
         found = matrices.rows(name, rows)

@@ -20,7 +20,7 @@ from stretto.engine.params import Options, RequestParams, merge_options, request
 from stretto.engine.sequence import track_in
 from stretto.engine.stream import TextStream
 from stretto.engine.worker import Worker
-from stretto.errors import InvalidRequest, wrong_value
+from stretto.errors import InvalidRequest, param_error, wrong_value
 from stretto.llm.prompts import (
     Message,
     OnePrompt,
@@ -454,9 +454,8 @@ class Texts:
         elif not arguments:
             prompt = messages
         else:
-            raise InvalidRequest(
-                "template: a sequence is continued as it is; give the arguments to chat_prompt",
-                param="template",
+            raise param_error(
+                "template", "a sequence is continued as it is; give the arguments to chat_prompt"
             )
         ids = list(prompt.tokens) if isinstance(prompt, Sequence) else prompt
         return prompt, plan.salted(ids), plan.options(chosen)

@@ -17,24 +17,8 @@ from typing import TYPE_CHECKING
 from stretto.backends.base import Backend, BackendOptions
 from stretto.errors import InvalidRequest, ModelError, RouteWarning, Unsupported, UnsupportedModel
 from stretto.hardware import free_memory, usable_cores
-from stretto.loading.choose import (
-    Alternative,
-    Candidate,
-    Comparison,
-    Route,
-    check_download,
-    check_runnable,
-    compare,
-    find_candidates,
-    find_pairs,
-    find_usable,
-    make_comparison,
-    make_route,
-    none_can,
-    route_by_tier,
-    sort_candidates,
-    survey_candidates,
-)
+from stretto.loading import choose
+from stretto.loading.choose import Alternative, Candidate, Comparison, Route
 from stretto.loading.describe import Description, Model, check_vocabulary, describe, find_kind
 from stretto.loading.probe import Figures
 from stretto.options.loading import LoadOptions
@@ -66,24 +50,24 @@ def open_model(model: Model, options: LoadOptions | None = None) -> OpenedModel:
     """Resolve a model's files, downloaded if necessary, and open them with the best backend for them."""
     options = options or LoadOptions()
     kind = find_kind(model, options.backend)
-    pairs = find_pairs(kind, options)
+    pairs = choose.find_pairs(kind, options)
     encoder = _find_encoder(options)
     setup = make_setup(options, pairs[0][1])
     if encoder is not None:
         setup = replace(setup, beside=encoder.nbytes(options.precision))
 
     def check(head: Path) -> None:
-        check_download(head, oversize=options.quantize is not None)
+        choose.check_download(head, oversize=options.quantize is not None)
 
     with describe(model, kind, options, check) as description, ExitStack() as opened:
         if description.spec is not None and description.spec.is_encoder:
             setup = replace(setup, kv="f32")  # K and V stay for one pass: nothing would be saved
-        candidates = find_candidates(description, pairs, setup)
-        check_runnable(description, candidates)
+        candidates = choose.find_candidates(description, pairs, setup)
+        choose.check_runnable(description, candidates)
         fingerprint = description.read_fingerprint()  # now: its pages are not there beside packed weights
         with ThreadPoolExecutor(1) as pool:  # weights are packed in native code; Python reads the tokens
             text = pool.submit(description.read_text)
-            comparison = make_comparison(description, lambda: text.result()[0], setup)
+            comparison = choose.make_comparison(description, lambda: text.result()[0], setup)
             with _named(options):
                 backend, route = open_ranked(candidates, comparison)
             opened.callback(backend.close)
@@ -153,14 +137,14 @@ def _named(options: LoadOptions) -> Iterator[None]:
 
 def open_ranked(candidates: Sequence[Candidate], comparison: Comparison) -> tuple[Backend, Route]:
     """Open the model with the best candidate that can; raises what the first one raised if none can."""
-    usable = find_usable(candidates)
+    usable = choose.find_usable(candidates)
     failures: dict[str, Exception] = {}
     figures: list[Figures] = []
     for tier in sorted({each.tier for each in usable}):
         group = [each for each in usable if each.tier == tier]
         if len(group) > 1:
-            figures = compare(group, comparison, failures)
-            group = sort_candidates(group, figures)
+            figures = choose.compare(group, comparison, failures)
+            group = choose.sort_candidates(group, figures)
         for each in group:
             try:
                 backend = each.open()
@@ -168,10 +152,10 @@ def open_ranked(candidates: Sequence[Candidate], comparison: Comparison) -> tupl
                 failures[each.name] = error
                 continue
             _warn(candidates, each, failures)
-            return backend, make_route(candidates, each, figures, failures)
+            return backend, choose.make_route(candidates, each, figures, failures)
         if failures and all(_is_final(error) for error in failures.values()):
             break  # another tier would be refused for the same reason
-    raise next(iter(failures.values()), none_can(candidates))
+    raise next(iter(failures.values()), choose.none_can(candidates))
 
 
 def _warn(candidates: Sequence[Candidate], chosen: Candidate, failures: dict[str, Exception]) -> None:
@@ -211,14 +195,14 @@ def _is_final(error: Exception) -> bool:
 def survey(model: Model, *, threads: int | None = None, cells: int = 1024, refresh: bool = False) -> Route:
     """The backends and devices that can run a model here, each with the speed that a short probe found."""
     options = LoadOptions(threads=threads, cells=cells)
-    with _find_all(model, options, check_download) as (description, candidates, setup):
-        check_runnable(description, candidates)
+    with _find_all(model, options, choose.check_download) as (description, candidates, setup):
+        choose.check_runnable(description, candidates)
         if (
             description.spec is not None and description.spec.is_encoder
         ):  # decodes nothing that could be timed
-            return route_by_tier(candidates)
-        comparison = make_comparison(description, lambda: description.read_text()[0], setup, refresh)
-        return survey_candidates(candidates, comparison)
+            return choose.route_by_tier(candidates)
+        comparison = choose.make_comparison(description, lambda: description.read_text()[0], setup, refresh)
+        return choose.survey_candidates(candidates, comparison)
 
 
 def list_alternatives(model: Model) -> list[Alternative]:
@@ -239,4 +223,4 @@ def _find_all(
     kind = find_kind(model)
     setup = make_setup(options, "cpu")
     with describe(model, kind, options, check) as description:
-        yield description, find_candidates(description, find_pairs(kind, options), setup), setup
+        yield description, choose.find_candidates(description, choose.find_pairs(kind, options), setup), setup

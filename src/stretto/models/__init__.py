@@ -88,17 +88,17 @@ def read_spec(file: GGUF, context: int | None = None) -> ModelSpec:
     needed = spec.tensors()
     for tensor, shape in needed.items():
         if tensor not in file.tensors:
-            raise ModelError(_missing(file, tensor), path=file.path, field=tensor)
+            raise file.error(tensor, _missing(file, tensor))
         given = file.tensors[tensor].shape
         if given != shape and not (tensor.endswith(ROWS) and given == (1, *shape)):
-            raise ModelError(f"the shape is {given}, not {shape}", path=file.path, field=f"tensor {tensor!r}")
+            raise file.error(f"tensor {tensor!r}", f"the shape is {given}, not {shape}")
     skipped = tuple(f"blk.{i}." for i in range(spec.n_layer, keys.n_block))
     for tensor in file.tensors.keys() - needed.keys() - spec.unused():
         if tensor.endswith(DERIVED) or tensor.startswith(skipped):
             continue
         if tensor.startswith(("blk.", "output")):
             reason = f"the tensor has no place in a {name} model of {spec.n_layer} layers"
-            raise ModelError(reason, path=file.path, field=tensor)
+            raise file.error(tensor, reason)
     return spec if context is None else spec.within(context)
 
 
@@ -112,11 +112,10 @@ def reader(name: str) -> Callable[[Keys], ModelSpec]:
 def _unsupported(file: GGUF, name: str) -> ModelError:
     if name not in OTHER_CONVERTERS:
         return unknown_architecture(file, name, ARCHITECTURES)
-    return ModelError(
+    return file.error(
+        "general.architecture",
         f"{name!r} is a layout of another converter; take a file that llama.cpp's converter has written, "
         f"with the architecture {OTHER_CONVERTERS[name]!r}",
-        path=file.path,
-        field="general.architecture",
     )
 
 

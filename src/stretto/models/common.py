@@ -30,7 +30,7 @@ def positive(file: GGUF, key: str, default: int | None = None, most: int = 1 << 
     """The integer at `key`, which must be from 1 to `most`."""
     value = file.metadata.integer(key, default)
     if not 1 <= value <= most:
-        raise ModelError(f"{value}, but 1 to {most} is possible", path=file.path, field=key)
+        raise file.error(key, f"{value}, but 1 to {most} is possible")
     return value
 
 
@@ -51,7 +51,7 @@ class Keys:
 
     def error(self, name: str, reason: str) -> ModelError:
         """The error about the value of a key."""
-        return ModelError(reason, path=self.file.path, field=self.key(name))
+        return self.file.error(self.key(name), reason)
 
     def size(self, name: str, default: int | None = None, most: int = 1 << 31) -> int:
         """A count, from 1 to `most`."""
@@ -146,7 +146,7 @@ class Keys:
     def tensor(self, name: str, hint: str = "is the file complete?") -> Tensor:
         """A tensor that the model needs."""
         if name not in self.file.tensors:
-            raise ModelError(f"the tensor is missing; {hint}", path=self.file.path, field=name)
+            raise self.file.error(name, f"the tensor is missing; {hint}")
         return self.file.tensors[name]
 
 
@@ -212,7 +212,7 @@ def _read_divisors(keys: Keys, name: str, n: int) -> NDArray[np.float64]:
     factors = tensor.dequantize().astype(np.float64) if tensor.shape == (n,) else None
     if factors is None or not (np.isfinite(factors) & (factors > 0)).all():
         reason = f"{n} positive factors are needed, found shape {tensor.shape}"
-        raise ModelError(reason, path=keys.file.path, field=f"tensor {name!r}")
+        raise keys.file.error(f"tensor {name!r}", reason)
     return factors
 
 

@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from stretto.models.common import (
-    MAX_HEAD_SIZE,
-    Keys,
-    attention,
-    decoder,
-    mixture,
-    qk_norms,
-    read_rope,
-    shared_expert,
-)
+from stretto.models import common
+from stretto.models.common import MAX_HEAD_SIZE, Keys
 from stretto.models.spec import Attention, DeltaNet, Dense, Experts, Layer, Mamba2, ModelSpec, Norm
 
 MAX_HEADS = 1 << 16
@@ -73,9 +65,9 @@ def delta_net(keys: Keys, tiled: bool, fused: bool) -> DeltaNet:
 
 def gated_attention(keys: Keys, axes: Callable[[int], tuple[int, ...]] | None = None) -> Attention:
     """Attention with a gate, and norms on each head's query and key; `axes(pairs)` are its rope's."""
-    rope = read_rope(keys, "halves")
+    rope = common.read_rope(keys, "halves")
     rope = replace(rope, axes=axes and axes(len(rope.frequencies)), by_length=None)
-    return attention(keys, rope, gate=True, **qk_norms(keys.eps))
+    return common.attention(keys, rope, gate=True, **common.qk_norms(keys.eps))
 
 
 def every_so_many(keys: Keys, net: DeltaNet, attends: Attention, ffn: Dense | Experts) -> ModelSpec:
@@ -86,10 +78,10 @@ def every_so_many(keys: Keys, net: DeltaNet, attends: Attention, ffn: Dense | Ex
         period = keys.size("full_attention_interval", 4)
         nets = [(i + 1) % period != 0 for i in range(keys.n_layer)]
     norms = Norm("attn_norm", keys.eps), Norm("post_attention_norm", keys.eps)
-    return decoder(keys, (Layer(net if recurs else attends, ffn, *norms) for recurs in nets))
+    return common.decoder(keys, (Layer(net if recurs else attends, ffn, *norms) for recurs in nets))
 
 
 def gated_experts(keys: Keys) -> Experts:
     """Experts by softmax, and a shared one with a gate."""
-    shared = shared_expert(keys.size("expert_shared_feed_forward_length"))
-    return mixture(keys, shared=shared, shared_gate=True)
+    shared = common.shared_expert(keys.size("expert_shared_feed_forward_length"))
+    return common.mixture(keys, shared=shared, shared_gate=True)

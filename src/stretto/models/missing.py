@@ -57,7 +57,7 @@ def unknown_architecture(file: GGUF, name: str, supported: Iterable[str]) -> Uns
 
 
 def _error(file: GGUF, what: str, field: str, lead: str = "this is ") -> ModelError:
-    return ModelError(f"{lead}{what}", path=file.path, field=field)
+    return file.error(field, f"{lead}{what}")
 
 
 # The spec of a model whose architecture Stretto does not know, for backends that read the file themselves.
@@ -78,7 +78,7 @@ def bare_spec(file: GGUF) -> ModelSpec:
     keys = Keys(file, file.metadata.text(ARCHITECTURE))
     embeddings = file.tensors.get(EMBEDDINGS)
     if embeddings is None or len(embeddings.shape) != 2:
-        raise ModelError("a language model has a matrix of embeddings", path=file.path, field=EMBEDDINGS)
+        raise file.error(EMBEDDINGS, "a language model has a matrix of embeddings")
     return ModelSpec(
         architecture=keys.arch,
         n_vocab=embeddings.shape[0],

@@ -77,5 +77,5 @@ def _projection(keys: Keys, name: str, columns: int) -> Projection | None:
         return None
     if len(tensor.shape) != 2 or tensor.shape[1] != columns or not 1 <= tensor.shape[0] <= MAX_LABELS:
         reason = f"the shape is {tensor.shape}; rows of {columns} numbers are needed"
-        raise ModelError(reason, path=keys.file.path, field=f"tensor {tensor.name!r}")
+        raise keys.file.error(f"tensor {tensor.name!r}", reason)
     return Projection(name, tensor.shape[0], columns, bias=keys.has(f"{name}.bias"))

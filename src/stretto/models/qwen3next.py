@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from stretto.errors import ModelError
 from stretto.models.common import Keys
 from stretto.models.hybrids import delta_net, every_so_many, gated_attention, gated_experts
 from stretto.models.spec import ModelSpec
@@ -13,6 +12,6 @@ def read(keys: Keys) -> ModelSpec:
     tensor = "blk.0.ssm_in.weight"
     if keys.has(tensor):
         reason = "the projections of its delta nets are one tensor; convert the model with a newer converter"
-        raise ModelError(reason, path=keys.file.path, field=tensor)
+        raise keys.file.error(tensor, reason)
     net = delta_net(keys, tiled=False, fused=True)
     return every_so_many(keys, net, gated_attention(keys), gated_experts(keys))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stretto.errors import InvalidGrammar, InvalidRequest
+from stretto.errors import InvalidGrammar, wrong_value
 from stretto.structured.checks import (
     MAX_LARK_CHARACTERS,
     check_lark,
@@ -114,11 +114,7 @@ class Grammar:
         'json'
         """
         if whitespace not in WHITESPACE:
-            raise InvalidRequest(
-                f"whitespace must be one of {', '.join(WHITESPACE)}, not {whitespace!r}",
-                param="whitespace",
-                value=whitespace,
-            )
+            raise wrong_value("whitespace", whitespace, f"one of {', '.join(WHITESPACE)}")
         options = WHITESPACE[whitespace]
         if whitespace_pattern is not None:
             check_regex(whitespace_pattern, "whitespace_pattern")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.errors import InvalidGrammar, InvalidRequest
+from stretto.errors import InvalidGrammar, InvalidRequest, param_error
 from stretto.structured.unique import UniqueItems
 from stretto.text.detokenizer import Detokenizer
 from stretto.text.reasoning import Reasoning, Splitter
@@ -394,11 +394,11 @@ def make_constraint(
     if shows == "answer" or (shows == "undecided" and not reasoning.is_guided):
         return guide
     if not reasoning.closes_by_token:
-        raise InvalidRequest(
-            "grammar: the prompt opens the reasoning, and the vocabulary has no token that closes it; "
-            "turn thinking off (template={'enable_thinking': False}), or pass reasoning=False to have the "
+        raise param_error(
+            "grammar",
+            "the prompt opens the reasoning, and the vocabulary has no token that closes it; turn "
+            "thinking off (template={'enable_thinking': False}), or pass reasoning=False to have the "
             "grammar from the first token on",
-            param="grammar",
         )
     return GuideAfterReasoning(guide, reasoning, splitter, reasoning.detokenizer(prompt[-1]))
 

@@ -16,16 +16,7 @@ from numpy.typing import NDArray
 
 from stretto.backends.onnx_session import OnnxSession, open_session
 from stretto.errors import ModelError
-from stretto.tasks.images.base import (
-    ACTIVATIONS,
-    Classifier,
-    Detector,
-    Floats,
-    Found,
-    Integers,
-    Segmenter,
-    to_corners,
-)
+from stretto.tasks.images import base
 from stretto.tasks.images.prepare import Preparation, prepare
 from stretto.tasks.images.u2net import resize_mask, stretch
 from stretto.tasks.model import Source, TaskModel
@@ -98,7 +89,7 @@ def _by_recipe(source: Source, session: OnnxSession, recipe: Recipe) -> TaskMode
             )
     if recipe.task == "classify":
         labels = recipe.labels or ()
-        return Classifier(
+        return base.Classifier(
             source, session, preparation, labels, output=output.scores, activation=output.activation
         )
     if recipe.task == "segment":
@@ -155,7 +146,7 @@ def _preparation(session: OnnxSession, recipe: Recipe) -> Preparation:
     )
 
 
-class RecipeSegmenter(Segmenter):
+class RecipeSegmenter(base.Segmenter):
     """A graph whose output is a mask: [1, channels, height, width], [1, height, width] or [height, width]."""
 
     def __init__(
@@ -174,18 +165,18 @@ class RecipeSegmenter(Segmenter):
         tensor, _ = prepare(image.pixels, self.preparation)
         mask = self.run(tensor[None], [self._output])[self._output]
         if mask.ndim == 4 and how.channel < mask.shape[1] and how.activation == "softmax":
-            mask = np.moveaxis(ACTIVATIONS["softmax"](np.moveaxis(mask, 1, -1)), -1, 1)
+            mask = np.moveaxis(base.ACTIVATIONS["softmax"](np.moveaxis(mask, 1, -1)), -1, 1)
         mask = mask[0, how.channel] if mask.ndim == 4 and how.channel < mask.shape[1] else mask
         mask = mask[0] if mask.ndim == 3 and len(mask) == 1 else mask
         if mask.ndim != 2 or not mask.size:
             raise ModelError(f"the output {self._output!r} is {list(mask.shape)}, which is no mask")
         made = np.nan_to_num(mask.astype(np.float32), posinf=1, neginf=0)
         if how.activation == "sigmoid":
-            made = np.asarray(ACTIVATIONS["sigmoid"](made), np.float32)
+            made = np.asarray(base.ACTIVATIONS["sigmoid"](made), np.float32)
         return resize_mask(stretch(made) if how.stretch else np.clip(made, 0, 1), image.width, image.height)
 
 
-class RecipeDetector(Detector):
+class RecipeDetector(base.Detector):
     """A graph with outputs for boxes [n, 4], scores [n] or [n, classes], and maybe classes [n]."""
 
     def __init__(
@@ -197,7 +188,7 @@ class RecipeDetector(Detector):
         self.threshold, self.overlap = recipe.output.threshold, recipe.output.overlap
         self._recipe = recipe
 
-    def find(self, image: Image, threshold: float) -> Found:
+    def find(self, image: Image, threshold: float) -> base.Found:
         """Boxes with a class that has a label."""
         how = self._recipe.output
         tensor, placement = prepare(image.pixels, self.preparation)
@@ -209,14 +200,14 @@ class RecipeDetector(Detector):
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
             raise ModelError(f"its outputs ({shapes:.300}) are no boxes and scores: {error}") from error
         fine = (scores >= threshold) & (classes >= 0) & (classes < len(self.labels))
-        return Found(placement.to_image(self._corners(boxes[fine])), scores[fine], classes[fine])
+        return base.Found(placement.to_image(self._corners(boxes[fine])), scores[fine], classes[fine])
 
     def _decode(
-        self, boxes: Floats, scores: Floats, numbers: NDArray[Any] | None = None
-    ) -> tuple[Floats, Floats, Integers]:
+        self, boxes: base.Floats, scores: base.Floats, numbers: NDArray[Any] | None = None
+    ) -> tuple[base.Floats, base.Floats, base.Integers]:
         """Boxes as they are, one score for each, and its class; −1 for what is no number of one."""
         boxes = boxes.reshape(-1, 4)
-        scores = ACTIVATIONS[self._recipe.output.activation](scores.reshape(len(boxes), -1))
+        scores = base.ACTIVATIONS[self._recipe.output.activation](scores.reshape(len(boxes), -1))
         if numbers is None:
             classes = scores.argmax(axis=1)
         else:
@@ -226,12 +217,12 @@ class RecipeDetector(Detector):
             scores = scores[np.arange(len(scores)), np.clip(classes, 0, scores.shape[1] - 1)]
         return boxes, scores.reshape(-1), classes
 
-    def _corners(self, boxes: Floats) -> Floats:
+    def _corners(self, boxes: base.Floats) -> base.Floats:
         """Corners in pixels of the input."""
         how, size = self._recipe.output, (self.preparation.width, self.preparation.height) * 2
         made = boxes * np.array(size if how.units == "shares" else (1, 1, 1, 1), np.float32)
         if how.format == "centre":
-            return to_corners(made)
+            return base.to_corners(made)
         if how.format == "corner":
             return np.concatenate((made[:, :2], made[:, :2] + made[:, 2:]), axis=1)
         return made

@@ -19,7 +19,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Undefined
 from jinja2.utils import Namespace
 
-from stretto.errors import InvalidRequest
+from stretto.errors import param_error
 
 # The budget of one rendering of a template: steps, seconds, memory; and containers that know their size.
 #
@@ -527,9 +527,7 @@ def _namespace(*args: Any, **attributes: Any) -> Namespace:
 
 def _raise_exception(message: Any = "") -> None:
     reason = current.get().spell(text_of(message))[:500]
-    raise InvalidRequest(
-        f"messages: the model's chat template does not take them: {reason}", param="messages"
-    )
+    raise param_error("messages", f"the model's chat template does not take them: {reason}")
 
 
 def _strftime_now(pattern: str) -> str:

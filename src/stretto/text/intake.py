@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stretto.errors import InvalidRequest
+from stretto.errors import param_error
 from stretto.text.guards import packed, size_of
 
 MAX_DEPTH = 64
@@ -25,47 +25,37 @@ _INSTEAD_OF_CONTENT = ("tool_calls", "reasoning_content", "reasoning", "thinking
 def check_messages(messages: object) -> None:
     """Check that this is a conversation: a list of mappings, each with a role and a content."""
     if not isinstance(messages, (list, tuple)) or not messages:
-        raise InvalidRequest(
-            f"messages: {_shown(messages)} is not a conversation; give a list of messages such as "
+        raise param_error(
+            "messages",
+            f"{_shown(messages)} is not a conversation; give a list of messages such as "
             "{'role': 'user', 'content': 'Hello'}, at least one",
-            param="messages",
-            value=messages,
+            messages,
         )
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         if not isinstance(message, Mapping):
-            raise InvalidRequest(
-                f"{where}: {_shown(message)} is not a mapping with 'role' and 'content'",
-                param=where,
-                value=message,
-            )
+            raise param_error(where, f"{_shown(message)} is not a mapping with 'role' and 'content'", message)
         role, content = message.get("role"), message.get("content")
         if not isinstance(role, str) or not _ROLE.fullmatch(role):
-            raise InvalidRequest(
-                f"{where}.role: {_shown(role)} is not a role; give a word such as 'system', 'user', "
-                "'assistant' or 'tool'",
-                param=f"{where}.role",
-                value=role,
+            raise param_error(
+                f"{where}.role",
+                f"{_shown(role)} is not a role; give a word such as 'system', 'user', 'assistant' or 'tool'",
+                role,
             )
         if content is None:
             if not any(message.get(name) for name in _INSTEAD_OF_CONTENT):
-                raise InvalidRequest(
-                    f"{where}.content: missing; give a text or a list of parts", param=f"{where}.content"
-                )
+                raise param_error(f"{where}.content", "missing; give a text or a list of parts")
         elif not isinstance(content, (str, list, tuple, Mapping)):
-            raise InvalidRequest(
-                f"{where}.content: {_shown(content)} is not a text or a list of parts",
-                param=f"{where}.content",
-                value=content,
+            raise param_error(
+                f"{where}.content", f"{_shown(content)} is not a text or a list of parts", content
             )
         elif isinstance(content, (list, tuple)) and not all(
             isinstance(part, (str, Mapping)) for part in content
         ):
-            raise InvalidRequest(
-                f"{where}.content: a part is neither a text nor a mapping such as "
-                "{'type': 'text', 'text': 'Hello'}",
-                param=f"{where}.content",
-                value=content,
+            raise param_error(
+                f"{where}.content",
+                "a part is neither a text nor a mapping such as {'type': 'text', 'text': 'Hello'}",
+                content,
             )
 
 
@@ -85,27 +75,19 @@ class Intake:
         """Return a copy in plain types; `path` names the value in error messages."""
         self.items += 1
         if self.items > MAX_ITEMS or self.characters > MAX_CHARACTERS:
-            raise InvalidRequest(
-                f"{_shown_path(path)}: more data than a chat template takes; send less",
-                param=_shown_path(path),
-            )
+            raise param_error(_shown_path(path), "more data than a chat template takes; send less")
         if isinstance(value, str):
             return self._text(value, path)
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int):
             if value.bit_length() > 1024:
-                raise InvalidRequest(
-                    f"{_shown_path(path)}: a number of over 1024 bits; send it as a text",
-                    param=_shown_path(path),
-                )
+                raise param_error(_shown_path(path), "a number of over 1024 bits; send it as a text")
             return int(value)
         if isinstance(value, float):
             return float(value)
         if len(path) > MAX_DEPTH:
-            raise InvalidRequest(
-                f"{_shown_path(path)}: nested deeper than {MAX_DEPTH} levels", param=_shown_path(path)
-            )
+            raise param_error(_shown_path(path), f"nested deeper than {MAX_DEPTH} levels")
         if isinstance(value, (list, tuple)):
             items = [self.plain(item, *path, i) for i, item in enumerate(value)]
             return packed(items, size_of(items))
@@ -113,24 +95,16 @@ class Intake:
             pairs = {}
             for key, item in value.items():
                 if not isinstance(key, str):
-                    raise InvalidRequest(
-                        f"{_shown_path(path)}: the key {_shown(key)} is not a text", param=_shown_path(path)
-                    )
+                    raise param_error(_shown_path(path), f"the key {_shown(key)} is not a text")
                 pairs[self._text(key, path)] = self.plain(item, *path, key)
             return packed(pairs, size_of(pairs))
-        raise InvalidRequest(
-            f"{_shown_path(path)}: {_shown(value)} is not a text, number, list or mapping",
-            param=_shown_path(path),
-        )
+        raise param_error(_shown_path(path), f"{_shown(value)} is not a text, number, list or mapping")
 
     def _text(self, value: str, path: tuple[str | int, ...]) -> str:
         self.characters += len(value)
         if not value.isascii():
             if _SURROGATE.search(value):
-                raise InvalidRequest(
-                    f"{_shown_path(path)}: half a surrogate pair is no character; remove it",
-                    param=_shown_path(path),
-                )
+                raise param_error(_shown_path(path), "half a surrogate pair is no character; remove it")
             self.private.update(PRIVATE.findall(value))
         return str.__str__(value)
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stretto.errors import InvalidRequest, Unsupported
+from stretto.errors import Unsupported, param_error, wrong_value
 from stretto.text.reasoning import find_format
 from stretto.text.template import ChatTemplate
 
@@ -32,10 +32,8 @@ def check_arguments(template: ChatTemplate, arguments: Mapping[str, Any]) -> dic
             near = get_close_matches(name, template.variables, 1)
             known = ", ".join(sorted(template.variables)) or "none"
             hint = f"did you mean {near[0]!r}?" if near else f"it reads {known}"
-            raise InvalidRequest(
-                f"template: this model's chat template reads no variable {name!r}; {hint}",
-                param="template",
-                value=name,
+            raise param_error(
+                "template", f"this model's chat template reads no variable {name!r}; {hint}", name
             )
     return dict(arguments)
 
@@ -43,11 +41,8 @@ def check_arguments(template: ChatTemplate, arguments: Mapping[str, Any]) -> dic
 def check_mapping(arguments: object) -> None:
     """Raise unless these are names with values."""
     if not isinstance(arguments, Mapping) or not all(isinstance(name, str) for name in arguments):
-        raise InvalidRequest(
-            "template must be a mapping from names to values, such as {'enable_thinking': False}, "
-            f"not {arguments!r:.100}",
-            param="template",
-            value=arguments,
+        raise wrong_value(
+            "template", arguments, "a mapping from names to values, such as {'enable_thinking': False}"
         )
 
 

@@ -26,7 +26,7 @@ from jinja2.tests import TESTS as JINJA_TESTS
 from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
-from stretto.errors import InvalidRequest, ModelError, StrettoError
+from stretto.errors import ModelError, StrettoError, param_error
 from stretto.text import guards
 from stretto.text.guards import (
     MAX_DEPTH,
@@ -554,10 +554,10 @@ def _raise(error: Exception) -> NoReturn:
         error, UndefinedError
     ):
         raise _fault(_reason(error)) from None
-    raise InvalidRequest(
-        f"messages: the model's chat template cannot render them ({_reason(error)}); give each message the "
-        "fields and types that this model's template reads, as a rule a text for 'content'",
-        param="messages",
+    raise param_error(
+        "messages",
+        f"the model's chat template cannot render them ({_reason(error)}); give each message the fields "
+        "and types that this model's template reads, as a rule a text for 'content'",
     ) from None
 
 

@@ -17,7 +17,7 @@ from datetime import date
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from stretto.errors import InvalidRequest, ModelError, StrettoError, Unsupported
+from stretto.errors import InvalidRequest, ModelError, StrettoError, Unsupported, param_error
 from stretto.hardware import fork_safety
 
 if TYPE_CHECKING:
@@ -131,21 +131,11 @@ class ChatTemplate:
 
         check_messages(messages)
         if tools is not None and not isinstance(tools, (list, tuple)):
-            raise InvalidRequest(
-                f"tools: a {type(tools).__name__} is not a list of tool descriptions",
-                param="tools",
-                value=tools,
-            )
+            raise param_error("tools", f"a {type(tools).__name__} is not a list of tool descriptions", tools)
         if not isinstance(add_generation_prompt, bool):
-            raise InvalidRequest(
-                "add_generation_prompt: takes True or False",
-                param="add_generation_prompt",
-                value=add_generation_prompt,
-            )
+            raise param_error("add_generation_prompt", "takes True or False", add_generation_prompt)
         for name in variables.keys() & (_OWN | GLOBALS.keys()):
-            raise InvalidRequest(
-                f"{name}: chat templates set this name themselves; choose another", param=name
-            )
+            raise param_error(name, "chat templates set this name themselves; choose another")
         data = {"documents": None, **self._expected(tools), **variables, "messages": messages, "tools": tools}
         if tools is not None:
             return self._rendering(data, add_generation_prompt)
@@ -273,9 +263,7 @@ class _Rendering:
 
         free = _unused(private.union(self.compiled.private, self.compiled.reserved), len(clashes))
         if len(free) < len(clashes):
-            raise InvalidRequest(
-                "messages: they use all private-use characters there are; leave out some", param="messages"
-            )
+            raise param_error("messages", "they use all private-use characters there are; leave out some")
         self._back = {ord(new): old for new, old in zip(free, clashes, strict=True)}
         there = {ord(old): chr(new) for new, old in self._back.items()}
         return {name: walk(value, lambda text, key: text.translate(there)) for name, value in data.items()}
@@ -333,10 +321,10 @@ class _Rendering:
         walk(self.data, note)
         if all(any(text in source for source in sources) for text in texts):
             return []  # the messages explain all of them
-        raise InvalidRequest(
-            f"messages: the chat template makes special tokens such as {min(texts)!r} out of pieces, and it "
+        raise param_error(
+            "messages",
+            f"the chat template makes special tokens such as {min(texts)!r} out of pieces, and it "
             "cannot be decided which of them a message has forged; leave such texts out of the messages",
-            param="messages",
         )
 
     def _blanked(self, texts: set[str]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from operator import index
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, wrong_value
 from stretto.options.names import OF_TOKENIZERS, no_attribute
 from stretto.text.detokenizer import Detokenizer
 from stretto.text.vocabulary import BYTE_TEXT, TokenType, Vocabulary
@@ -264,9 +264,7 @@ class Tokenizer(ABC):
         try:
             ids = list(ids)
         except TypeError:
-            raise InvalidRequest(
-                f"ids must be a list of integers, not {ids!r}", param="ids", value=ids
-            ) from None
+            raise wrong_value("ids", ids, "a list of integers") from None
         if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < self.n_vocab:
             return ids
         return [self._check_id(token) for token in ids]

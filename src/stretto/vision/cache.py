@@ -23,7 +23,7 @@ from stat import S_ISREG
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.errors import InvalidRequest, PullError
+from stretto.errors import PullError, wrong_value
 from stretto.weights import hub
 from stretto.weights.files import atomic_write
 from stretto.weights.safetensors import safetensors_head
@@ -172,15 +172,9 @@ class ImageCache:
         for name in ("memory", "disk"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_BYTES:
-                raise InvalidRequest(
-                    f"{name} must be a number of bytes from 0 to {MAX_BYTES}, not {value!r}",
-                    param=name,
-                    value=value,
-                )
+                raise wrong_value(name, value, f"a number of bytes from 0 to {MAX_BYTES}")
         if self.folder is not None and not _is_path(self.folder):
-            raise InvalidRequest(
-                f"folder must be the path of a folder, not {self.folder!r}", param="folder", value=self.folder
-            )
+            raise wrong_value("folder", self.folder, "the path of a folder")
 
     @classmethod
     def of(cls, value: object) -> ImageCache:
@@ -191,11 +185,7 @@ class ImageCache:
             return cls() if value else cls(memory=0, disk=0)
         if _is_path(value):
             return cls(folder=value)  # type: ignore[arg-type]  # _is_path has checked it
-        raise InvalidRequest(
-            f"image_cache must be True, False, a folder or a stretto.ImageCache, not {value!r}",
-            param="image_cache",
-            value=value,
-        )
+        raise wrong_value("image_cache", value, "True, False, a folder or a stretto.ImageCache")
 
 
 class VectorCache:

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from stretto.cache.items import is_image
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, param_error
 from stretto.text.intake import check_messages
 from stretto.text.template import ChatTemplate
 from stretto.vision.image import Image
@@ -93,11 +93,7 @@ def _without_frames(parts: Sequence[str | int], specials: Mapping[str, int]) -> 
 def check_count(name: str, n: int) -> None:
     """Raise for more images than a prompt may have."""
     if n > MAX_IMAGES:
-        raise InvalidRequest(
-            f"{name}: {n} images; at most {MAX_IMAGES} are taken: ask about fewer at a time",
-            param=name,
-            value=n,
-        )
+        raise param_error(name, f"{n} images; at most {MAX_IMAGES} are taken: ask about fewer at a time", n)
 
 
 def has_images(messages: object) -> bool:
@@ -129,10 +125,10 @@ def place_images(
     flat = ImageMessages(messages, "")
     parts = list(flat.resolve(template.parts(flat.plain, **variables), specials))
     if flat.n_placed != len(flat.images):
-        raise InvalidRequest(
-            f"messages: they have {len(flat.images)} images, the chat template shows {flat.n_placed}; "
-            "give generate a tuple of texts and images instead",
-            param="messages",
+        raise param_error(
+            "messages",
+            f"they have {len(flat.images)} images, the chat template shows {flat.n_placed}; give "
+            "generate a tuple of texts and images instead",
         )
     return parts
 
@@ -160,10 +156,10 @@ def _split(message: Message, index: int) -> list[str | Image]:
         elif isinstance(part, Mapping) and _is_image(part):
             split.append(_image(part, where))
         elif part is not None:
-            raise InvalidRequest(
-                f"{where}: besides images a part is text or {{'type': 'text', 'text': …}}, not {part!r:.80}",
-                param=where,
-                value=part,
+            raise param_error(
+                where,
+                f"besides images a part is text or {{'type': 'text', 'text': …}}, not {part!r:.80}",
+                part,
             )
     return split
 
@@ -173,10 +169,10 @@ def _image(part: Mapping[str, Any], where: str) -> Image:
     if isinstance(source, Mapping):
         source = source.get("url")
     if isinstance(source, str) and source[:5].lower() != "data:":
-        raise InvalidRequest(
-            f"{where}: {source[:60]!r} is not opened for a message; give a data: URL, or a stretto.Image",
-            param=where,
-            value=source,
+        raise param_error(
+            where,
+            f"{source[:60]!r} is not opened for a message; give a data: URL, or a stretto.Image",
+            source,
         )
     try:
         return Image.open(source)
@@ -212,7 +208,5 @@ def _unused(messages: Sequence[Message]) -> str:
     look(messages)
     mark = next((chr(code) for code in range(LAST, FIRST, -1) if chr(code) not in taken), None)
     if mark is None:
-        raise InvalidRequest(
-            "messages: they use all private-use characters there are; leave out some", param="messages"
-        )
+        raise param_error("messages", "they use all private-use characters there are; leave out some")
     return mark

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto import _native
-from stretto.errors import InvalidRequest, ModelError
+from stretto.errors import InvalidRequest
 from stretto.vision.encoder import patch_kernel, plain_tensors, position_rows, projected, rope_pairs, rotation
 from stretto.vision.spec import Grid, VisionSpec
 from stretto.weights.formats import Format
@@ -60,9 +60,7 @@ class NativeEncoder:
             vision.set_vector(name, np.ascontiguousarray(values if rows is None else values[rows]))
             return
         if tensor.format not in PACKABLE:
-            raise ModelError(
-                f"{tensor.format.name} is not supported", path=file.path, field=f"tensor {tensor.name!r}"
-            )
+            raise file.error(f"tensor {tensor.name!r}", f"{tensor.format.name} is not supported")
         code, data, shape = tensor.format, tensor.data, tensor.shape
         if name in self.spec.transposed or (self.spec.two_frames and name == "v.patch_embd.weight"):
             whole = patch_kernel(file, self.spec) if len(shape) == 4 else tensor.dequantize().T
@@ -70,7 +68,7 @@ class NativeEncoder:
         elif len(shape) == 4:  # a patch's numbers in one row
             shape = shape[0], int(np.prod(shape[1:]))
             if code.block > 1 and tensor.shape[-1] % code.block:
-                raise ModelError("it cannot be flattened", path=file.path, field=f"tensor {tensor.name!r}")
+                raise file.error(f"tensor {tensor.name!r}", "it cannot be flattened")
         elif rows is not None:
             size = len(np.ascontiguousarray(data).reshape(-1)) // shape[0]
             data = np.ascontiguousarray(data).reshape(-1)[rows.start * size : rows.stop * size]

@@ -7,7 +7,6 @@ from typing import Literal
 
 import numpy as np
 
-from stretto.errors import ModelError
 from stretto.models.common import positive
 from stretto.vision.families import FAMILIES
 from stretto.vision.families.base import Family
@@ -38,22 +37,21 @@ def read_vision_spec(file: GGUF) -> VisionSpec:
     """
     arch = file.metadata.text("general.architecture")
     if arch != "clip":
-        raise ModelError(
+        raise file.error(
+            "general.architecture",
             f"{arch!r} is no image encoder; give the mmproj file as vision and the language model as model",
-            path=file.path,
-            field="general.architecture",
         )
     if not file.metadata.flag("clip.has_vision_encoder", True):
-        raise ModelError("the file has no image encoder", path=file.path, field="clip.has_vision_encoder")
+        raise file.error("clip.has_vision_encoder", "the file has no image encoder")
     spec = _spec(file)
     for name, shape in spec.tensors().items():
         if name not in file.tensors:
-            raise ModelError("the tensor is missing; is the file complete?", path=file.path, field=name)
+            raise file.error(name, "the tensor is missing; is the file complete?")
         given = file.tensors[name].shape
         if given != shape:
-            raise ModelError(f"the shape is {given}, not {shape}", path=file.path, field=f"tensor {name!r}")
+            raise file.error(f"tensor {name!r}", f"the shape is {given}, not {shape}")
         if (kind := file.tensors[name].format) not in READABLE:
-            raise ModelError(f"{kind.name} is not supported", path=file.path, field=f"tensor {name!r}")
+            raise file.error(f"tensor {name!r}", f"{kind.name} is not supported")
     _refuse_others(file, spec)
     return spec
 
@@ -63,10 +61,8 @@ def _spec(file: GGUF) -> VisionSpec:
     n_embd = positive(file, "clip.vision.embedding_length", most=MAX_WIDTH)
     n_head = positive(file, "clip.vision.attention.head_count", most=n_embd)
     if n_embd % n_head:
-        raise ModelError(
-            f"{n_head} heads cannot share {n_embd} numbers evenly",
-            path=file.path,
-            field="clip.vision.attention.head_count",
+        raise file.error(
+            "clip.vision.attention.head_count", f"{n_head} heads cannot share {n_embd} numbers evenly"
         )
     image, patch = _sizes(file, family)
     n_ff = positive(file, "clip.vision.feed_forward_length", most=MAX_WIDTH)
@@ -93,16 +89,14 @@ def _spec(file: GGUF) -> VisionSpec:
     )
     spec = family.read(file, spec)
     if spec.rope and spec.head_size % 4:
-        raise ModelError(
+        raise file.error(
+            "clip.vision.attention.head_count",
             f"heads of {spec.head_size} numbers cannot be rotated by rows and columns",
-            path=file.path,
-            field="clip.vision.attention.head_count",
         )
     if (n := (spec.max_patches + 1) * max(n_embd, n_ff)) > MAX_NUMBERS:
-        raise ModelError(
+        raise file.error(
+            "clip.vision.feed_forward_length",
             f"an image would take arrays of {n:,} numbers, but at most {MAX_NUMBERS:,} are possible",
-            path=file.path,
-            field="clip.vision.feed_forward_length",
         )
     return spec
 
@@ -112,11 +106,11 @@ def _family(file: GGUF) -> Family:
     key = "clip.projector_type" if "clip.projector_type" in metadata else "clip.vision.projector_type"
     kind = metadata.text(key, "mlp")  # the oldest files, all of them LLaVA's, do not say
     if kind not in FAMILIES:
-        raise ModelError(f"the projector {kind!r} is not supported; {SUPPORTED}", path=file.path, field=key)
+        raise file.error(key, f"the projector {kind!r} is not supported; {SUPPORTED}")
     for unknown in ("clip.vision.image_grid_pinpoints", "clip.vision.mm_patch_merge_type"):
         value = metadata.get(unknown, "flat")
         if not isinstance(value, str) or value != "flat":
-            raise ModelError("LLaVA 1.6's grids are not supported", path=file.path, field=unknown)
+            raise file.error(unknown, "LLaVA 1.6's grids are not supported")
     return FAMILIES[kind]
 
 
@@ -124,16 +118,13 @@ def _sizes(file: GGUF, family: Family) -> tuple[int, int]:
     image = positive(file, "clip.vision.image_size", most=MAX_IMAGE_PIXELS)
     patch = positive(file, "clip.vision.patch_size", most=min(image, MAX_PATCH_PIXELS))
     if (image // patch) ** 2 > MAX_PATCHES:
-        raise ModelError(
+        raise file.error(
+            "clip.vision.patch_size",
             f"{(image // patch) ** 2} patches, but at most {MAX_PATCHES} are possible",
-            path=file.path,
-            field="clip.vision.patch_size",
         )
     if image % patch and not family.any_size:
-        raise ModelError(
-            f"an image of {image} pixels has no whole number of patches of {patch}",
-            path=file.path,
-            field="clip.vision.patch_size",
+        raise file.error(
+            "clip.vision.patch_size", f"an image of {image} pixels has no whole number of patches of {patch}"
         )
     return image, patch
 
@@ -149,10 +140,8 @@ def _layers(file: GGUF, family: Family) -> int:
         return n_block
     layers = file.metadata.array(key)
     if family.name != "mlp" or layers.shape != (1,) or not 0 < int(layers[0]) <= n_block:
-        raise ModelError(
-            f"one layer from 1 to {n_block} can be named, and only with the projector 'mlp'",
-            path=file.path,
-            field=key,
+        raise file.error(
+            key, f"one layer from 1 to {n_block} can be named, and only with the projector 'mlp'"
         )
     return int(layers[0])
 
@@ -161,7 +150,7 @@ def _epsilon(file: GGUF) -> float:
     key = "clip.vision.attention.layer_norm_epsilon"
     eps = file.metadata.number(key)
     if not 0.0 <= eps < 1.0:
-        raise ModelError(f"an epsilon of {eps}", path=file.path, field=key)
+        raise file.error(key, f"an epsilon of {eps}")
     return eps
 
 
@@ -169,14 +158,14 @@ def _activation(file: GGUF) -> Literal["gelu", "quick_gelu", "silu"]:
     gelu = file.metadata.flag("clip.use_gelu", False)
     silu = file.metadata.flag("clip.use_silu", False)
     if gelu and silu:
-        raise ModelError("it asks for GELU and SiLU at once", path=file.path, field="clip.use_silu")
+        raise file.error("clip.use_silu", "it asks for GELU and SiLU at once")
     return "gelu" if gelu else "silu" if silu else "quick_gelu"
 
 
 def _channels(file: GGUF, key: str, least: float) -> tuple[float, float, float]:
     values = file.metadata.array(key)
     if len(values) != 3 or not np.isfinite(values).all() or not (values > least).all():
-        raise ModelError(f"three numbers are needed, not {values[:4].tolist()}", path=file.path, field=key)
+        raise file.error(key, f"three numbers are needed, not {values[:4].tolist()}")
     red, green, blue = (float(value) for value in values)
     return red, green, blue
 
@@ -195,8 +184,6 @@ def _refuse_others(file: GGUF, spec: VisionSpec) -> None:
         beyond = known and int(block) >= spec.n_layer  # after the last one that is run
         audio = name.startswith("mm.a.")
         if name.startswith(("v.", "mm.")) and not (beyond or audio or name in used or name in IGNORED):
-            raise ModelError(
-                f"the tensor has no place in an encoder with the projector {spec.projector!r}",
-                path=file.path,
-                field=name,
+            raise file.error(
+                name, f"the tensor has no place in an encoder with the projector {spec.projector!r}"
             )

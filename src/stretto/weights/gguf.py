@@ -137,6 +137,10 @@ class GGUF:
         """The size of the file, or of all parts together."""
         return sum(part.buffer.nbytes for part in self._parts)
 
+    def error(self, field: str, reason: str) -> ModelError:
+        """The error about a key or tensor of the file."""
+        return ModelError(reason, path=self.path, field=field)
+
     def file_of(self, tensor: Tensor) -> Path:
         """The path of the file that holds a tensor, where its `offset` counts."""
         return self._parts[self._homes[tensor.name]].path

@@ -24,19 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.errors import InvalidRequest
-from stretto.weights import formats
+from stretto.weights import formats, parser
 from stretto.weights.files import PartName, atomic_write
 from stretto.weights.formats import Format
 from stretto.weights.metadata import LENGTH, SCALARS, Strings, ValueType
-from stretto.weights.parser import (
-    ALIGNMENT,
-    HEADER,
-    MAGIC,
-    MAX_DEPTH,
-    MAX_DIMENSIONS,
-    MAX_NAME_BYTES,
-    VERSIONS,
-)
 from stretto.weights.tensor import Tensor
 
 _BY_DTYPE = {dtype: kind for kind, (_, dtype) in SCALARS.items()}
@@ -65,14 +56,14 @@ def write_gguf(
     version: int = 3,
 ) -> None:
     """Write a file that any reader of GGUF reads; `path` appears when all of it is on disk."""
-    if version not in VERSIONS:
-        raise InvalidRequest(f"version must be one of {VERSIONS}, not {version}")
-    alignment = int(metadata.get("general.alignment", ALIGNMENT))
+    if version not in parser.VERSIONS:
+        raise InvalidRequest(f"version must be one of {parser.VERSIONS}, not {version}")
+    alignment = int(metadata.get("general.alignment", parser.ALIGNMENT))
     if alignment < 8 or alignment & (alignment - 1):
         raise InvalidRequest(f"general.alignment must be a power of two, at least 8, not {alignment}")
     types = types or {}
     tensors = tensors or {}
-    head = bytearray(HEADER.pack(MAGIC, version, len(tensors), len(metadata)))
+    head = bytearray(parser.HEADER.pack(parser.MAGIC, version, len(tensors), len(metadata)))
     for key, value in metadata.items():
         head += _string(_name(key))
         head += _typed(key, value, types.get(key))
@@ -154,10 +145,9 @@ def _shape(name: str, tensor: Writable) -> tuple[tuple[int, ...], Format]:
                 f"tensor {name!r} has dtype {tensor.dtype}; use float32, float16 or Quantized(array, format)"
             )
         fmt = plain
-    if not 1 <= len(shape) <= MAX_DIMENSIONS or 0 in shape:
-        raise InvalidRequest(
-            f"tensor {name!r} has shape {shape}; 1 to {MAX_DIMENSIONS} dimensions are allowed, none of 0"
-        )
+    if not 1 <= len(shape) <= parser.MAX_DIMENSIONS or 0 in shape:
+        dimensions = f"1 to {parser.MAX_DIMENSIONS} dimensions are allowed, none of 0"
+        raise InvalidRequest(f"tensor {name!r} has shape {shape}; {dimensions}")
     return shape, fmt
 
 
@@ -178,8 +168,8 @@ def _data(tensor: Writable) -> NDArray[np.uint8]:
 
 
 def _name(name: str) -> str:
-    if not name or len(name.encode()) > MAX_NAME_BYTES:
-        raise InvalidRequest(f"a name must have 1 to {MAX_NAME_BYTES} bytes, not {len(name.encode())}")
+    if not name or len(name.encode()) > parser.MAX_NAME_BYTES:
+        raise InvalidRequest(f"a name must have 1 to {parser.MAX_NAME_BYTES} bytes, not {len(name.encode())}")
     return name
 
 
@@ -219,8 +209,8 @@ def _value(key: str, value: Any, kind: ValueType, depth: int = 0) -> bytes:
         return _string(value)
     if kind is not ValueType.ARRAY:
         return SCALARS[kind][0].pack(value.item() if isinstance(value, np.generic) else value)
-    if depth == MAX_DEPTH:
-        raise InvalidRequest(f"{key!r}: arrays may be nested {MAX_DEPTH} deep")
+    if depth == parser.MAX_DEPTH:
+        raise InvalidRequest(f"{key!r}: arrays may be nested {parser.MAX_DEPTH} deep")
     if isinstance(value, np.ndarray):
         dtype = value.dtype.newbyteorder("<")
         if value.ndim != 1 or dtype not in _BY_DTYPE:

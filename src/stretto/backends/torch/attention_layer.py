@@ -266,8 +266,6 @@ def head_product(x: Tensor, w: Tensor) -> Tensor:
         from stretto.backends.torch.kernels import dense as kernels
 
         return kernels.head_product(x, w)
-    import torch
-
     rows = [torch.einsum("hd,hrd->hr", row.float(), w.float()) for row in x]
     return torch.stack(rows).to(x.dtype) if rows else x.new_empty((0, *w.shape[:2]))
 

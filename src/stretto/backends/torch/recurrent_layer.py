@@ -75,7 +75,26 @@ def delta_net(
         from stretto.backends.torch.kernels import recurrent as kernels
 
         return kernels.delta_net(mixer, w, qkv, z, gates, states, runs, dtype)
-    return _delta_net(mixer, w, qkv.float(), z.float(), gates.float(), states, runs).to(dtype)
+    n, heads = len(qkv), (mixer.n_value_head, mixer.value_size)
+    mixed = _by_row(torch.nn.functional.silu, _convolved(w, qkv.float(), states, runs))
+    keys = mixer.n_key_head * mixer.key_size
+    q, k, v = mixed.split([keys, keys, mixed.shape[1] - 2 * keys], 1)
+    q, k = (_by_value_head(mixer, _by_row(_unit, a.reshape(n, mixer.n_key_head, -1))) for a in (q, k))
+    v = v.reshape(n, *heads)
+    beta, alpha = _beta_alpha(mixer, gates.float())
+    gain = _by_row(torch.sigmoid, beta)  # [n, value heads]
+    decay = _by_row(lambda row: torch.exp(w.a * _softplus(row + w.step_bias)), alpha)
+    out = torch.zeros_like(v)
+    for rows, state in _slots(runs, states):
+        memory = state[-mixer.n_value_head * mixer.key_size * mixer.value_size :]
+        memory = memory.view(mixer.n_value_head, mixer.key_size, mixer.value_size)
+        for row in rows:
+            memory *= decay[row][:, None, None]
+            error = v[row] - (memory * k[row][:, :, None]).sum(1)
+            memory += k[row][:, :, None] * (gain[row][:, None] * error)[:, None, :]
+            out[row] = (memory * q[row][:, :, None]).sum(1) * mixer.key_size**-0.5
+    normed = _by_row(lambda row: _rms(row, w.norm, mixer.norm.eps), out)
+    return (normed.view(n, -1) * _by_row(torch.nn.functional.silu, z.float())).to(dtype)
 
 
 def convolution(
@@ -108,41 +127,8 @@ def mamba2(
         from stretto.backends.torch.kernels import recurrent as kernels
 
         return kernels.mamba2(mixer, w, projected, states, runs, dtype)
-    return _mamba2(mixer, w, projected.float(), states, runs).to(dtype)
-
-
-def _delta_net(
-    mixer: DeltaNet, w: Weights, qkv: Tensor, z: Tensor, gates: Tensor, states: Tensor, runs: Runs
-) -> Tensor:
-    import torch
-
-    n, heads = len(qkv), (mixer.n_value_head, mixer.value_size)
-    mixed = _by_row(torch.nn.functional.silu, _convolved(w, qkv, states, runs))
-    keys = mixer.n_key_head * mixer.key_size
-    q, k, v = mixed.split([keys, keys, mixed.shape[1] - 2 * keys], 1)
-    q, k = (_by_value_head(mixer, _by_row(_unit, a.reshape(n, mixer.n_key_head, -1))) for a in (q, k))
-    v = v.reshape(n, *heads)
-    beta, alpha = _beta_alpha(mixer, gates)
-    gain = _by_row(torch.sigmoid, beta)  # [n, value heads]
-    decay = _by_row(lambda row: torch.exp(w.a * _softplus(row + w.step_bias)), alpha)
-    out = torch.zeros_like(v)
-    for rows, state in _slots(runs, states):
-        memory = state[-mixer.n_value_head * mixer.key_size * mixer.value_size :]
-        memory = memory.view(mixer.n_value_head, mixer.key_size, mixer.value_size)
-        for row in rows:
-            memory *= decay[row][:, None, None]
-            error = v[row] - (memory * k[row][:, :, None]).sum(1)
-            memory += k[row][:, :, None] * (gain[row][:, None] * error)[:, None, :]
-            out[row] = (memory * q[row][:, :, None]).sum(1) * mixer.key_size**-0.5
-    normed = _by_row(lambda row: _rms(row, w.norm, mixer.norm.eps), out)
-    return normed.view(n, -1) * _by_row(torch.nn.functional.silu, z)
-
-
-def _mamba2(mixer: Mamba2, w: Weights, projected: Tensor, states: Tensor, runs: Runs) -> Tensor:
-    import torch
-
     n, group = len(projected), mixer.n_group * mixer.state_size
-    gate, inputs, dt = projected.split([mixer.inner, mixer.channels, mixer.n_head], 1)
+    gate, inputs, dt = projected.float().split([mixer.inner, mixer.channels, mixer.n_head], 1)
     step = _by_row(lambda row: _softplus(row + w.step_bias), dt)  # [n, heads]
     decay = _by_row(lambda row: torch.exp(row * w.a), step)
     mixed = _by_row(torch.nn.functional.silu, _convolved(w, inputs, states, runs))
@@ -160,15 +146,14 @@ def _mamba2(mixer: Mamba2, w: Weights, projected: Tensor, states: Tensor, runs: 
             out[row] = (memory * c[row][:, None, :]).sum(2) + w.skip[:, None] * values[row]
     gated = out.view(n, -1) * _by_row(torch.nn.functional.silu, gate)
     if mixer.norm is None:
-        return gated
+        return gated.to(dtype)
     weight, eps = w.norm.view(mixer.n_group, -1), mixer.norm.eps
-    return _by_row(lambda row: _rms(row, weight, eps), gated.view(n, mixer.n_group, -1)).view(n, -1)
+    normed = _by_row(lambda row: _rms(row, weight, eps), gated.view(n, mixer.n_group, -1))
+    return normed.view(n, -1).to(dtype)
 
 
 def _convolved(w: Weights, x: Tensor, states: Tensor, runs: Runs) -> Tensor:
     """float32[n, channels]: each channel's last inputs times its taps; the states become the next row's."""
-    import torch
-
     kernel, channels = w.taps.shape
     out = torch.zeros_like(x)
     for rows, state in _slots(runs, states):
@@ -207,8 +192,6 @@ def _by_value_head(mixer: DeltaNet, x: Tensor) -> Tensor:
 
 def _by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """The function of each row alone: a CPU's last bits depend on a number's place in the whole array."""
-    import torch
-
     return torch.stack([function(row.contiguous()) for row in x]) if len(x) else x
 
 
@@ -221,8 +204,6 @@ def _rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _softplus(x: Tensor) -> Tensor:
-    import torch
-
     return torch.logaddexp(x, torch.zeros((), device=x.device))
 
 

@@ -37,8 +37,6 @@ def inputs(own: Tensor, projected: Tensor, size: int, n_embd: int, norm: Functio
 
 def from_input(x: Tensor, given: Tensor, gate: Function, project: Function, norm: Function) -> Tensor:
     """What a layer's input `given` [n, size] adds to x."""
-    import torch
-
     gated = torch.nn.functional.gelu(gate(x).float(), approximate="tanh")
     return norm(project(gated * given))
 
@@ -53,16 +51,12 @@ def spread(x: Tensor, project: Function) -> Tensor:
 
     `project` gives those of the other streams side by side.
     """
-    import torch
-
     others = project(x).float().view(len(x), -1, x.shape[1]).transpose(0, 1)
     return torch.cat((x[None], _of_length(others, x)))
 
 
 def merge(xs: Tensor, projects: Sequence[Function]) -> Tensor:
     """float32[n, n_embd]: the mean of the streams, the others projected to the first one's length."""
-    import torch
-
     others = torch.stack([project(x).float() for project, x in zip(projects, xs[1:], strict=True)])
     total = xs[0]
     for other in _of_length(others, xs[0]):
@@ -72,8 +66,6 @@ def merge(xs: Tensor, projects: Sequence[Function]) -> Tensor:
 
 def route(x: Tensor, norm: Function, router: Function) -> Tensor:
     """float32[n, n_stream], between −1 and 1: what a stream's rows say about all."""
-    import torch
-
     return torch.tanh(router(norm(x)).float() / x.shape[1])
 
 

@@ -14,7 +14,6 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.errors import ModelError
 from stretto.models.common import positive
 from stretto.vision.decode import Pixels
 from stretto.vision.spec import Grid, VisionSpec
@@ -154,7 +153,7 @@ def read_merge(file: GGUF, key: str, spec: VisionSpec, usual: int, any_size: boo
     merge = positive(file, key, usual, most=side)
     if side % merge and not any_size:
         message = f"{side} patches along a side cannot be merged by {merge}"
-        raise ModelError(message, path=file.path, field=key)
+        raise file.error(key, message)
     return merge
 
 
@@ -168,7 +167,7 @@ def read_outputs(file: GGUF, name: str, axis: int = 0) -> int:
     """The size of the projector's last matrix."""
     tensor = file.tensors.get(name)
     if tensor is None or len(tensor.shape) != 2:
-        raise ModelError("the projector's matrix is missing", path=file.path, field=name)
+        raise file.error(name, "the projector's matrix is missing")
     return tensor.shape[axis]
 
 

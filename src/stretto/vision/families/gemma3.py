@@ -9,20 +9,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from stretto.vision.decode import Pixels
-from stretto.vision.families.base import (
-    Family,
-    Floats,
-    Operations,
-    Part,
-    Prepared,
-    Run,
-    Special,
-    Text,
-    read_merge,
-    read_outputs,
-    resize,
-    squares,
-)
+from stretto.vision.families import base
+from stretto.vision.families.base import Family, Floats, Operations, Part, Prepared, Run, Special, Text
 from stretto.vision.spec import Grid, VisionSpec
 from stretto.weights.gguf import GGUF
 
@@ -37,8 +25,8 @@ class Gemma3(Family):
 
     def read(self, file: GGUF, spec: VisionSpec) -> VisionSpec:
         """A norm and a matrix, which the file has transposed."""
-        merge = read_merge(file, "clip.vision.projector.scale_factor", spec, MERGE)
-        out = read_outputs(file, MATRIX, axis=1)
+        merge = base.read_merge(file, "clip.vision.projector.scale_factor", spec, MERGE)
+        out = base.read_outputs(file, MATRIX, axis=1)
         shapes = {"mm.soft_emb_norm.weight": (spec.n_embd,), MATRIX: (spec.n_embd, out)}
         return replace(
             spec,
@@ -51,11 +39,11 @@ class Gemma3(Family):
 
     def prepare(self, pixels: Pixels, spec: VisionSpec) -> Prepared:
         """A square, whatever the image's shape."""
-        return Prepared(resize(pixels, spec.image_size, spec.image_size, "bilinear")[None])
+        return Prepared(base.resize(pixels, spec.image_size, spec.image_size, "bilinear")[None])
 
     def project(self, run: Operations, x: Floats, grid: Grid) -> Floats:
         """The mean of each square."""
-        pooled = squares(x, grid, run.spec.merge).mean(axis=2)
+        pooled = base.squares(x, grid, run.spec.merge).mean(axis=2)
         return run.multiply(run.norm(pooled, "mm.soft_emb_norm"), "mm.input_projection")
 
     def parts(self, prepared: Prepared, spec: VisionSpec, grid: Grid) -> Iterable[Part]:

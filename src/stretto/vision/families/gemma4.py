@@ -11,22 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from stretto.errors import ModelError
 from stretto.vision.decode import Pixels
-from stretto.vision.families.base import (
-    Family,
-    Floats,
-    Operations,
-    Part,
-    Prepared,
-    Run,
-    Special,
-    read_merge,
-    read_outputs,
-    read_pixels,
-    resize,
-    squares,
-)
+from stretto.vision.families import base
+from stretto.vision.families.base import Family, Floats, Operations, Part, Prepared, Run, Special
 from stretto.vision.spec import CLAMP_ENDS, Clamp, Grid, Shape, VisionSpec
 from stretto.weights.formats import READABLE
 from stretto.weights.gguf import GGUF
@@ -46,11 +33,11 @@ class Gemma4(Family):
 
     def read(self, file: GGUF, spec: VisionSpec) -> VisionSpec:
         """One matrix; positions in two tables, for columns and for rows; limits of inputs and outputs."""
-        merge = read_merge(file, "clip.vision.projector.scale_factor", spec, MERGE, any_size=True)
+        merge = base.read_merge(file, "clip.vision.projector.scale_factor", spec, MERGE, any_size=True)
         spec = replace(spec, merge=merge)
-        most = min(MAX_TOKENS, read_pixels(file, "clip.vision.image_max_pixels", TOKENS, spec))
+        most = min(MAX_TOKENS, base.read_pixels(file, "clip.vision.image_max_pixels", TOKENS, spec))
         (red, green, blue), (reds, greens, blues) = spec.mean, spec.std
-        out = read_outputs(file, f"{MATRIX}.weight")
+        out = base.read_outputs(file, f"{MATRIX}.weight")
         shapes: dict[str, Shape] = {f"{MATRIX}.weight": (out, spec.n_embd)}
         if "v.std_bias" in file.tensors:
             shapes |= {"v.std_bias": (spec.n_embd,), "v.std_scale": (spec.n_embd,)}
@@ -85,11 +72,11 @@ class Gemma4(Family):
             rows, columns = 1, min(width // height, most)
         elif not columns:
             rows, columns = min(height // width, most), 1
-        return Prepared(resize(pixels, rows * unit, columns * unit, "bicubic")[None])
+        return Prepared(base.resize(pixels, rows * unit, columns * unit, "bicubic")[None])
 
     def project(self, run: Operations, x: Floats, grid: Grid) -> Floats:
         """The mean of each square, scaled and normalised."""
-        pooled = squares(x, grid, run.spec.merge).mean(axis=2) * np.float32(run.spec.n_embd**0.5)
+        pooled = base.squares(x, grid, run.spec.merge).mean(axis=2) * np.float32(run.spec.n_embd**0.5)
         bias, scale = run.vector("v.std_bias"), run.vector("v.std_scale")
         if bias is not None and scale is not None:
             pooled = (pooled - bias) * scale
@@ -104,9 +91,7 @@ def _tables(file: GGUF, spec: VisionSpec, least: int) -> Shape:
     name = "v.position_embd.weight"
     tensor = file.tensors.get(name)
     if tensor is None or len(tensor.shape) != 3 or tensor.shape[1] < least:
-        raise ModelError(
-            f"two tables of at least {least} positions are needed", path=file.path, field=f"tensor {name!r}"
-        )
+        raise file.error(f"tensor {name!r}", f"two tables of at least {least} positions are needed")
     return 2, tensor.shape[1], spec.n_embd
 
 
@@ -121,8 +106,8 @@ def _clamps(file: GGUF, n_layer: int) -> Iterable[tuple[str, Clamp]]:
 def _scalar(file: GGUF, name: str) -> float:
     tensor = file.tensors.get(name)
     if tensor is None or tensor.shape != (1,) or tensor.format not in READABLE:
-        raise ModelError("one number is needed", path=file.path, field=f"tensor {name!r}")
+        raise file.error(f"tensor {name!r}", "one number is needed")
     value = float(tensor.dequantize()[0])
     if math.isnan(value):
-        raise ModelError("it is no number", path=file.path, field=f"tensor {name!r}")
+        raise file.error(f"tensor {name!r}", "it is no number")
     return value

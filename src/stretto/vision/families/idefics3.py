@@ -13,21 +13,8 @@ import numpy as np
 
 from stretto.models.common import positive
 from stretto.vision.decode import Pixels
-from stretto.vision.families.base import (
-    Family,
-    Floats,
-    Operations,
-    Part,
-    Prepared,
-    Run,
-    Special,
-    Text,
-    cut,
-    read_merge,
-    read_outputs,
-    resize,
-    side_by_side,
-)
+from stretto.vision.families import base
+from stretto.vision.families.base import Family, Floats, Operations, Part, Prepared, Run, Special, Text
 from stretto.vision.spec import Grid, VisionSpec
 from stretto.weights.gguf import GGUF
 
@@ -45,11 +32,11 @@ class Idefics3(Family):
 
     def read(self, file: GGUF, spec: VisionSpec) -> VisionSpec:
         """One matrix, and the edge to which images are resized."""
-        merge = read_merge(file, "clip.vision.projector.scale_factor", spec, MERGE)
+        merge = base.read_merge(file, "clip.vision.projector.scale_factor", spec, MERGE)
         size = spec.image_size
         most = min(MAX_IMAGE_PIXELS, MAX_TILES * size)
         longest = positive(file, "clip.vision.preproc_image_size", TILES * size, most=most)
-        out = read_outputs(file, MATRIX)
+        out = base.read_outputs(file, MATRIX)
         shapes = ((MATRIX, (out, spec.n_embd * merge**2)),)
         return replace(spec, n_out=out, merge=merge, longest_edge=longest, projector_tensors=shapes)
 
@@ -57,17 +44,17 @@ class Idefics3(Family):
         """Resized until the longest edge fits, then to whole tiles; last all of it in one more tile."""
         size = spec.image_size
         height, width = _even(pixels.shape[0], pixels.shape[1], spec.longest_edge)
-        pixels = resize(pixels, height, width, "lanczos")
+        pixels = base.resize(pixels, height, width, "lanczos")
         rows, columns = _tiles(height, width, size)
-        pixels = resize(pixels, rows * size, columns * size, "lanczos")
+        pixels = base.resize(pixels, rows * size, columns * size, "lanczos")
         if rows == columns == 1:
             return Prepared(pixels[None])
-        whole = resize(pixels, size, size, "lanczos")
-        return Prepared(np.concatenate((cut(pixels, rows, columns), whole[None])), rows, columns)
+        whole = base.resize(pixels, size, size, "lanczos")
+        return Prepared(np.concatenate((base.cut(pixels, rows, columns), whole[None])), rows, columns)
 
     def project(self, run: Operations, x: Floats, grid: Grid) -> Floats:
         """One matrix."""
-        return run.multiply(side_by_side(x, grid, run.spec.merge), "mm.model.fc")
+        return run.multiply(base.side_by_side(x, grid, run.spec.merge), "mm.model.fc")
 
     def parts(self, prepared: Prepared, spec: VisionSpec, grid: Grid) -> Iterable[Part]:
         """For each tile a token with its row and column, then the whole image."""

@@ -10,23 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from stretto.errors import ModelError
 from stretto.models.common import positive
 from stretto.vision.decode import Pixels
-from stretto.vision.families.base import (
-    Family,
-    Floats,
-    Operations,
-    Part,
-    Prepared,
-    Run,
-    Special,
-    cut,
-    read_merge,
-    read_outputs,
-    resize,
-    side_by_side,
-)
+from stretto.vision.families import base
+from stretto.vision.families.base import Family, Floats, Operations, Part, Prepared, Run, Special
 from stretto.vision.spec import Grid, Shape, VisionSpec
 from stretto.weights.gguf import GGUF
 
@@ -44,12 +31,12 @@ class InternVL(Family):
 
     def read(self, file: GGUF, spec: VisionSpec) -> VisionSpec:
         """A norm and two matrices; the largest encoder has other norms, also of Q and K."""
-        merge = read_merge(file, "clip.vision.projector.scale_factor", spec, MERGE)
+        merge = base.read_merge(file, "clip.vision.projector.scale_factor", spec, MERGE)
         most = positive(file, MOST, TILES, most=MAX_TILES)
         least = positive(file, LEAST, 1, most=MAX_TILES)
         if least > most:
-            raise ModelError(f"{least} tiles at least, and {most} at most", path=file.path, field=LEAST)
-        wide, out = spec.n_embd * merge**2, read_outputs(file, "mm.model.mlp.1.weight")
+            raise file.error(LEAST, f"{least} tiles at least, and {most} at most")
+        wide, out = spec.n_embd * merge**2, base.read_outputs(file, "mm.model.mlp.1.weight")
         shapes: dict[str, Shape] = {"mm.model.mlp.0.weight": (wide,), "mm.model.mlp.0.bias": (wide,)}
         shapes |= {"mm.model.mlp.1.weight": (out, wide), "mm.model.mlp.1.bias": (out,)}
         shapes |= {"mm.model.mlp.3.weight": (out, out), "mm.model.mlp.3.bias": (out,)}
@@ -70,15 +57,15 @@ class InternVL(Family):
         """Tiles row by row, and last the whole image in one more."""
         size = spec.image_size
         rows, columns = _tiles(pixels.shape[0], pixels.shape[1], spec)
-        split = resize(pixels, rows * size, columns * size, "bicubic")
+        split = base.resize(pixels, rows * size, columns * size, "bicubic")
         if rows == columns == 1:
             return Prepared(split[None])
-        whole = resize(pixels, size, size, "bicubic")
-        return Prepared(np.concatenate((cut(split, rows, columns), whole[None])), rows, columns)
+        whole = base.resize(pixels, size, size, "bicubic")
+        return Prepared(np.concatenate((base.cut(split, rows, columns), whole[None])), rows, columns)
 
     def project(self, run: Operations, x: Floats, grid: Grid) -> Floats:
         """Squares of patches side by side, a norm, two matrices."""
-        merged = run.norm(side_by_side(x, grid, run.spec.merge), "mm.model.mlp.0", PROJECTOR_EPS)
+        merged = run.norm(base.side_by_side(x, grid, run.spec.merge), "mm.model.mlp.0", PROJECTOR_EPS)
         return run.multiply(run.multiply(merged, "mm.model.mlp.1", "exact_gelu"), "mm.model.mlp.3")
 
     def parts(self, prepared: Prepared, spec: VisionSpec, grid: Grid) -> Iterable[Part]:

@@ -10,20 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from stretto.vision.decode import Pixels
-from stretto.vision.families.base import (
-    Family,
-    Floats,
-    Operations,
-    Part,
-    Prepared,
-    Run,
-    Special,
-    optional,
-    read_merge,
-    read_outputs,
-    resize,
-    squares,
-)
+from stretto.vision.families import base
+from stretto.vision.families.base import Family, Floats, Operations, Part, Prepared, Run, Special
 from stretto.vision.spec import Grid, VisionSpec
 from stretto.weights.gguf import GGUF
 
@@ -41,8 +29,8 @@ class Pixtral(Family):
         """Two matrices; before them, in Mistral 3, a norm and a matrix that merges squares of patches."""
         merge, n = 1, spec.n_embd
         if MERGER in file.tensors:
-            merge = read_merge(file, "clip.vision.spatial_merge_size", spec, 2, any_size=True)
-        out = read_outputs(file, "mm.1.weight")
+            merge = base.read_merge(file, "clip.vision.spatial_merge_size", spec, 2, any_size=True)
+        out = base.read_outputs(file, "mm.1.weight")
         shapes = {
             "mm.1.weight": (out, n),
             "mm.1.bias": (out,),
@@ -62,7 +50,7 @@ class Pixtral(Family):
             rope="adjacent",
             rope_base=ROPE_BASE,
             rms_norm=True,
-            projector_tensors=optional(file, shapes, "mm.1.bias", "mm.2.bias"),
+            projector_tensors=base.optional(file, shapes, "mm.1.bias", "mm.2.bias"),
         )
 
     def prepare(self, pixels: Pixels, spec: VisionSpec) -> Prepared:
@@ -73,12 +61,12 @@ class Pixtral(Family):
             height, width = math.floor(height / ratio), math.floor(width / ratio)
         unit = spec.patch_size * spec.merge
         height, width = (max(1, math.ceil(side / unit)) * unit for side in (height, width))
-        return Prepared(resize(pixels, height, width, "bicubic")[None])
+        return Prepared(base.resize(pixels, height, width, "bicubic")[None])
 
     def project(self, run: Operations, x: Floats, grid: Grid) -> Floats:
         """Squares are merged channel by channel."""
         if run.spec.merge > 1 or any(name == MERGER for name, _ in run.spec.projector_tensors):
-            parts = squares(run.norm(x, "mm.input_norm"), grid, run.spec.merge).swapaxes(2, 3)
+            parts = base.squares(run.norm(x, "mm.input_norm"), grid, run.spec.merge).swapaxes(2, 3)
             x = run.multiply(parts.reshape(*parts.shape[:2], -1), "mm.patch_merger")
         return run.multiply(run.multiply(x, "mm.1", "exact_gelu"), "mm.2")
 

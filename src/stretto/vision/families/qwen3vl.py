@@ -10,22 +10,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from stretto.errors import InvalidRequest, ModelError
+from stretto.errors import InvalidRequest
 from stretto.vision.decode import Pixels
-from stretto.vision.families.base import (
-    Family,
-    Floats,
-    Operations,
-    Part,
-    Prepared,
-    Run,
-    Special,
-    read_merge,
-    read_outputs,
-    read_pixels,
-    resize,
-    side_by_side,
-)
+from stretto.vision.families import base
+from stretto.vision.families.base import Family, Floats, Operations, Part, Prepared, Run, Special
 from stretto.vision.spec import Grid, Shape, VisionSpec
 from stretto.weights.gguf import GGUF
 
@@ -43,8 +31,10 @@ class Qwen3VL(Family):
 
     def read(self, file: GGUF, spec: VisionSpec) -> VisionSpec:
         """Two matrices over merged patches, and as much again for each block whose result is used."""
-        spec = replace(spec, merge=read_merge(file, "clip.vision.spatial_merge_size", spec, 2, any_size=True))
-        wide, out = spec.n_embd * spec.merge**2, read_outputs(file, "mm.2.weight")
+        spec = replace(
+            spec, merge=base.read_merge(file, "clip.vision.spatial_merge_size", spec, 2, any_size=True)
+        )
+        wide, out = spec.n_embd * spec.merge**2, base.read_outputs(file, "mm.2.weight")
         taps = self._taps(file, spec.n_layer)
         shapes: dict[str, Shape] = _merger("mm.0", "mm.2", wide, out)
         for i in taps:
@@ -54,8 +44,10 @@ class Qwen3VL(Family):
         return replace(
             spec,
             n_out=out,
-            min_tokens=read_pixels(file, "clip.vision.image_min_pixels", MIN_TOKENS, spec),
-            max_tokens=min(MAX_TOKENS, read_pixels(file, "clip.vision.image_max_pixels", MAX_TOKENS, spec)),
+            min_tokens=base.read_pixels(file, "clip.vision.image_min_pixels", MIN_TOKENS, spec),
+            max_tokens=min(
+                MAX_TOKENS, base.read_pixels(file, "clip.vision.image_max_pixels", MAX_TOKENS, spec)
+            ),
             positions="bilinear",
             position_shape=_square_table(file, spec.n_embd),
             rope="halves",
@@ -73,7 +65,7 @@ class Qwen3VL(Family):
         flags = file.metadata.array(DEEPSTACK)
         if flags.shape != (n_layer,):
             message = f"a flag for each of {n_layer} blocks is needed, not {flags.shape}"
-            raise ModelError(message, path=file.path, field=DEEPSTACK)
+            raise file.error(DEEPSTACK, message)
         return tuple(i for i, flag in enumerate(flags.tolist()) if flag)
 
     def prepare(self, pixels: Pixels, spec: VisionSpec) -> Prepared:
@@ -84,11 +76,11 @@ class Qwen3VL(Family):
                 f"an image of {width} × {height}: one side is over {MAX_RATIO} times the other; cut it",
                 param="image",
             )
-        return Prepared(resize(pixels, *_size(height, width, spec), "bicubic")[None])
+        return Prepared(base.resize(pixels, *_size(height, width, spec), "bicubic")[None])
 
     def project(self, run: Operations, x: Floats, grid: Grid) -> Floats:
         """Squares of patches side by side, two matrices."""
-        merged = side_by_side(x, grid, run.spec.merge)
+        merged = base.side_by_side(x, grid, run.spec.merge)
         return run.multiply(run.multiply(merged, "mm.0", "exact_gelu"), "mm.2")
 
     def parts(self, prepared: Prepared, spec: VisionSpec, grid: Grid) -> Iterable[Part]:
@@ -101,7 +93,7 @@ class Qwen3VL(Family):
 def deepstack(run: Operations, block: int, x: Floats, grid: Grid) -> Floats:
     """[n, patches, n_embd] → [n, tokens, n_out]: what the language model adds behind an early layer."""
     name = f"v.deepstack.{block}"
-    merged = run.norm(side_by_side(x, grid, run.spec.merge), f"{name}.norm")
+    merged = run.norm(base.side_by_side(x, grid, run.spec.merge), f"{name}.norm")
     return run.multiply(run.multiply(merged, f"{name}.fc1", "exact_gelu"), f"{name}.fc2")
 
 
@@ -115,7 +107,7 @@ def _square_table(file: GGUF, n_embd: int) -> Shape:
     tensor = file.tensors.get(name)
     n = 0 if tensor is None or len(tensor.shape) != 2 else tensor.shape[0]
     if not n or math.isqrt(n) ** 2 != n:
-        raise ModelError("a square table of positions is needed", path=file.path, field=f"tensor {name!r}")
+        raise file.error(f"tensor {name!r}", "a square table of positions is needed")
     return n, n_embd
 
 

@@ -6,23 +6,12 @@ from statistics import NormalDist
 
 import numpy as np
 
+from stretto.weights.folders import decoder
 from stretto.weights.folders.conversion import STACK, Conversion
-from stretto.weights.folders.decoder import (
-    AROUND,
-    ATTENTION,
-    FEED_FORWARD,
-    LLAMA,
-    common_keys,
-    plain_decoder,
-    rope_fields,
-    rope_keys,
-    take_whole,
-    window_pattern,
-)
 from stretto.weights.folders.pooling import MEAN
 from stretto.weights.json_file import Fields
 
-GEMMA3 = {**ATTENTION, **FEED_FORWARD, **AROUND}
+GEMMA3 = {**decoder.ATTENTION, **decoder.FEED_FORWARD, **decoder.AROUND}
 # The one size that scales attention by the embedding's share of a head.
 LAYERS_27B = {"gemma2": 46, "gemma3": 62, "gemma-embedding": 62}
 LOCAL_BASE = 10_000.0
@@ -30,16 +19,16 @@ LOCAL_BASE = 10_000.0
 
 def gemma(conversion: Conversion) -> None:
     """Gemma: scaled embeddings; the file has norms with the one added."""
-    plain_decoder(conversion, LLAMA, norm_offset=1.0)
+    decoder.plain_decoder(conversion, decoder.LLAMA, norm_offset=1.0)
 
 
 def gemma2(conversion: Conversion) -> None:
     """Gemma 2: caps, a window in every other layer, norms on both sides."""
     config, keys = conversion.config, conversion.keys
-    size = plain_decoder(conversion, GEMMA3, norm_offset=1.0)
+    size = decoder.plain_decoder(conversion, GEMMA3, norm_offset=1.0)
     _check_scale(conversion, size)
     keys["attention.sliding_window"] = config.integer("sliding_window", least=1)
-    window_pattern(conversion)
+    decoder.window_pattern(conversion)
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if name in config:
             keys[name] = config.number(name)
@@ -53,10 +42,10 @@ def gemma3(conversion: Conversion) -> None:
         keys |= {"attention.causal": False, "pooling_type": MEAN}
     conversion.refuse("attn_logit_softcapping", "a cap on attention scores")
     conversion.refuse("final_logit_softcapping", "a cap on logits")
-    size = plain_decoder(conversion, GEMMA3, norm_offset=1.0)
+    size = decoder.plain_decoder(conversion, GEMMA3, norm_offset=1.0)
     _check_scale(conversion, size)
     keys["attention.sliding_window"] = config.integer("sliding_window", least=1)
-    near = rope_fields(config, "sliding_attention")
+    near = decoder.rope_fields(config, "sliding_attention")
     local = config.number("rope_local_base_freq", LOCAL_BASE)
     if isinstance(config.object("rope_parameters", {}).get("sliding_attention"), dict):
         local = near.number("rope_theta", LOCAL_BASE)
@@ -106,9 +95,9 @@ PER_LAYER = {
     "post_per_layer_input_norm": "post_norm",
 }
 GEMMA3N = {
-    **ATTENTION,
-    **FEED_FORWARD,
-    **AROUND,
+    **decoder.ATTENTION,
+    **decoder.FEED_FORWARD,
+    **decoder.AROUND,
     **PER_LAYER,
     "altup.correction_coefs": "altup_correct_coef",
     "altup.prediction_coefs": "altup_predict_coef",
@@ -119,9 +108,9 @@ GEMMA3N = {
     "laurel.post_laurel_norm": "laurel_post_norm",
 }
 GEMMA4 = {
-    **ATTENTION,
-    **FEED_FORWARD,
-    **AROUND,
+    **decoder.ATTENTION,
+    **decoder.FEED_FORWARD,
+    **decoder.AROUND,
     **PER_LAYER,
     "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
     "post_feedforward_layernorm_1": "post_ffw_norm_1",
@@ -142,14 +131,14 @@ UNROTATED = 1e30  # a frequency divided by this is none
 def gemma3n(conversion: Conversion) -> None:
     """Gemma 3n: four streams, low-rank residuals, sparse first layers."""
     config, keys = conversion.config, conversion.keys
-    size = common_keys(conversion)
-    rope_keys(conversion, size)
+    size = decoder.common_keys(conversion)
+    decoder.rope_keys(conversion, size)
     widths = config.get("intermediate_size")
     widths = widths if isinstance(widths, list) else [widths]
     if not widths or len(set(map(str, widths))) != 1 or type(widths[0]) is not int:
         raise config.error("intermediate_size", "must be the same in all layers")
     streams = config.integer("altup_num_inputs", 4, least=2, most=64)
-    near = rope_fields(config, "sliding_attention")
+    near = decoder.rope_fields(config, "sliding_attention")
     shares = config.get("activation_sparsity_pattern") or [0.0] * conversion.n_layer
     if not isinstance(shares, list) or not all(isinstance(s, (int, float)) and 0 <= s < 1 for s in shares):
         raise config.error("activation_sparsity_pattern", "must be a share for each layer")
@@ -165,8 +154,8 @@ def gemma3n(conversion: Conversion) -> None:
         "altup.num_inputs": streams,
         "activation_sparsity_scale": np.array(cutoffs, np.float32),
     }
-    window_pattern(conversion)
-    take_whole(conversion, WHOLE)
+    decoder.window_pattern(conversion)
+    decoder.take_whole(conversion, WHOLE)
     conversion.take_layers(GEMMA3N)
     for name, target in (
         ("altup_projections", "altup_proj"),
@@ -193,11 +182,11 @@ def _fill_shared(conversion: Conversion, layer: int, first_shared: int) -> None:
 def gemma4(conversion: Conversion) -> None:
     """Gemma 4: other heads in global layers, a rope on a part of them."""
     config, keys = conversion.config, conversion.keys
-    local = common_keys(conversion)
-    pattern = window_pattern(conversion)
+    local = decoder.common_keys(conversion)
+    pattern = decoder.window_pattern(conversion)
     far = _global_fields(conversion, pattern)
     wide = far.integer("head_dim", config.integer("global_head_dim", local, least=2), least=2)
-    far_rope, near_rope = rope_fields(config), rope_fields(config, "sliding_attention")
+    far_rope, near_rope = decoder.rope_fields(config), decoder.rope_fields(config, "sliding_attention")
     if far_rope.text("rope_type") not in ("proportional", "default"):
         raise far_rope.error("rope_type", "only a proportional rope is supported")
     rotated = int(wide * far_rope.number("partial_rotary_factor", 1.0) / 2)
@@ -231,7 +220,7 @@ def gemma4(conversion: Conversion) -> None:
             "expert_used_count": config.integer("top_k_experts", least=1),
             "expert_feed_forward_length": config.integer("moe_intermediate_size", least=1),
         }
-    take_whole(conversion, WHOLE)
+    decoder.take_whole(conversion, WHOLE)
     conversion.take_layers(GEMMA4)
     for i in range(conversion.n_layer):
         for source, target in GEMMA4_BARE.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from stretto.weights.folders import decoder
 from stretto.weights.folders.conversion import (
     JOIN,
     NEGATIVE_EXP,
@@ -12,14 +13,6 @@ from stretto.weights.folders.conversion import (
     rows,
     shaped,
     without_axis,
-)
-from stretto.weights.folders.decoder import (
-    ATTENTION,
-    FEED_FORWARD,
-    common_keys,
-    rope_fields,
-    rope_keys,
-    take_whole,
 )
 from stretto.weights.folders.experts import SHARED, SIGMOID, WS, expert_keys, take_experts
 from stretto.weights.tensor import Array, Op, Shape
@@ -42,8 +35,8 @@ LFM2 = {
     "feed_forward.gate": "ffn_gate_inp",
 }
 QWEN = {
-    **ATTENTION,
-    **FEED_FORWARD,
+    **decoder.ATTENTION,
+    **decoder.FEED_FORWARD,
     **SHARED,
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "post_attention_norm",
@@ -57,15 +50,15 @@ def lfm2(conversion: Conversion) -> None:
     """LFM2: short convolutions beside attention, perhaps with experts."""
     config, keys = conversion.config, conversion.keys
     conversion.refuse("conv_bias", "a bias of the convolution")
-    size = common_keys(conversion)
-    rope_keys(conversion, size)
+    size = decoder.common_keys(conversion)
+    decoder.rope_keys(conversion, size)
     heads = keys["attention.head_count_kv"]
     keys["attention.head_count_kv"] = [
         heads if kind == "full_attention" else 0 for kind in _kinds(conversion)
     ]
     keys["shortconv.l_cache"] = config.integer("conv_L_cache", least=2)
     keys["feed_forward_length"] = _lfm2_width(conversion)
-    take_whole(
+    decoder.take_whole(
         conversion, {"embed_tokens": "token_embd", "embedding_norm": "token_embd_norm", "lm_head": "output"}
     )
     conversion.take_layers(LFM2, {"shortconv.conv": without_axis(1)})
@@ -144,7 +137,7 @@ class DeltaNet:
 def qwen35(conversion: Conversion) -> None:
     """Qwen3.5, perhaps with experts."""
     net = _qwen_keys(conversion)
-    sections = rope_fields(conversion.config).list("mrope_section", [])
+    sections = decoder.rope_fields(conversion.config).list("mrope_section", [])
     if sections:
         if len(sections) != 3 or not all(type(one) is int and one >= 0 for one in sections):
             raise conversion.config.error("mrope_section", "must be three counts")
@@ -192,8 +185,8 @@ def qwen3next(conversion: Conversion) -> None:
 def _qwen_keys(conversion: Conversion) -> DeltaNet:
     """Set the keys and take the tensors that both have."""
     config, keys = conversion.config, conversion.keys
-    size = common_keys(conversion)
-    rope_keys(conversion, size)
+    size = decoder.common_keys(conversion)
+    decoder.rope_keys(conversion, size)
     net = DeltaNet(conversion)
     keys |= net.metadata(config.integer("linear_conv_kernel_dim", least=2))
     kinds = _kinds(conversion) if "layer_types" in config else []
@@ -206,7 +199,7 @@ def _qwen_keys(conversion: Conversion) -> DeltaNet:
     keys["full_attention_interval"] = every
     offset = plus(1.0)
     norms = {target: offset for target in QWEN.values() if target.endswith("norm") and target != "ssm_norm"}
-    take_whole(conversion, ops={"output_norm": offset})
+    decoder.take_whole(conversion, ops={"output_norm": offset})
     gate = {"ffn_gate_inp_shexp": without_axis(0)} if conversion.arch == "qwen3next" else {}
     conversion.take_layers(QWEN, {**norms, **gate})
     if "num_experts" in config:

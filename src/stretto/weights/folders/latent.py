@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
+from stretto.weights.folders import decoder, experts
 from stretto.weights.folders.conversion import Conversion, rows, shaped, turned
-from stretto.weights.folders.decoder import (
-    ATTENTION,
-    BEFORE,
-    FEED_FORWARD,
-    common_keys,
-    rope_fields,
-    rope_keys,
-    take_whole,
-)
-from stretto.weights.folders.experts import (
-    SHARED,
-    SIGMOID,
-    SOFTMAX,
-    expert_keys,
-    ignore_further_layers,
-    routed_keys,
-    take_experts,
-)
 
 NAMES = {
-    **ATTENTION,
-    **FEED_FORWARD,
-    **BEFORE,
-    **SHARED,
+    **decoder.ATTENTION,
+    **decoder.FEED_FORWARD,
+    **decoder.BEFORE,
+    **experts.SHARED,
     "mlp.gate": "ffn_gate_inp",
     "self_attn.q_a_proj": "attn_q_a",
     "self_attn.q_a_layernorm": "attn_q_a_norm",
@@ -41,8 +24,8 @@ def deepseek(conversion: Conversion) -> None:
     config, keys = conversion.config, conversion.keys
     sizes = "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank"
     plain, rotated, value, latent = (config.integer(name, least=1) for name in sizes)
-    common_keys(conversion, rotated)
-    rope_keys(conversion, rotated)
+    decoder.common_keys(conversion, rotated)
+    decoder.rope_keys(conversion, rotated)
     _yarn_keys(conversion)
     keys |= {
         "attention.head_count_kv": 1,
@@ -55,9 +38,9 @@ def deepseek(conversion: Conversion) -> None:
     if (rank := config.integer("q_lora_rank", 0)) > 0:
         keys["attention.q_lora_rank"] = rank
     _routing(conversion)
-    take_whole(conversion)
+    decoder.take_whole(conversion)
     conversion.take_layers(NAMES)
-    take_experts(conversion, "mlp.experts")
+    experts.take_experts(conversion, "mlp.experts")
     heads = shaped(keys["attention.head_count"], plain + value, latent)
     for i in range(conversion.n_layer):
         source = f"layers.{i}.self_attn.kv_b_proj.weight"
@@ -65,15 +48,17 @@ def deepseek(conversion: Conversion) -> None:
             f"blk.{i}.attn_k_b.weight", source, op=heads.then(rows(0, plain, 1)).then(turned(1, 2))
         )
         conversion.take(f"blk.{i}.attn_v_b.weight", source, op=heads.then(rows(plain, plain + value, 1)))
-    ignore_further_layers(conversion)
+    experts.ignore_further_layers(conversion)
 
 
 def _routing(conversion: Conversion) -> None:
     config, keys = conversion.config, conversion.keys
-    expert_keys(conversion)
-    routed_keys(conversion)
+    experts.expert_keys(conversion)
+    experts.routed_keys(conversion)
     if config.text("model_type") == "deepseek_v2":
-        keys["expert_gating_func"] = SIGMOID if config.get("scoring_func") == "sigmoid" else SOFTMAX
+        keys["expert_gating_func"] = (
+            experts.SIGMOID if config.get("scoring_func") == "sigmoid" else experts.SOFTMAX
+        )
         keys["expert_weights_norm"] = config.flag("norm_topk_prob", False)
         if config.text("topk_method", "greedy") == "greedy":  # groups are not used
             del keys["expert_group_count"], keys["expert_group_used_count"]
@@ -81,7 +66,7 @@ def _routing(conversion: Conversion) -> None:
 
 def _yarn_keys(conversion: Conversion) -> None:
     """Set the multiplier of YaRN's magnitude, which files have as a tenth; there is no other."""
-    rope, keys = rope_fields(conversion.config), conversion.keys
+    rope, keys = decoder.rope_fields(conversion.config), conversion.keys
     for name in ("yarn_attn_factor", "yarn_log_multiplier"):
         keys.pop(f"rope.scaling.{name}", None)
     if rope.text("rope_type") != "yarn":

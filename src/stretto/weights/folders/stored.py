@@ -9,16 +9,7 @@ import numpy as np
 
 from stretto.errors import ModelError
 from stretto.weights.files import MAX_PARTS
-from stretto.weights.folders.quantised import (
-    PARTS,
-    WEIGHTS,
-    Float8Tensor,
-    Int4Tensor,
-    MXFP4Tensor,
-    Packing,
-    packed_names,
-    scale_name,
-)
+from stretto.weights.folders import quantised
 from stretto.weights.formats import Format
 from stretto.weights.json_file import read_object
 from stretto.weights.parser import MAX_DIMENSIONS
@@ -36,7 +27,7 @@ class Sources:
     """
 
     def __init__(
-        self, shards: Iterable[Shard], prefixes: Iterable[str], packing: Packing | None = None
+        self, shards: Iterable[Shard], prefixes: Iterable[str], packing: quantised.Packing | None = None
     ) -> None:
         self.kept = Kept()
         self._packing = packing
@@ -59,7 +50,7 @@ class Sources:
         return name in self._stored or self._packed(name) is not None
 
     def _packed(self, name: str) -> dict[str, str] | None:
-        return None if self._packing is None else packed_names(self._stored, name)
+        return None if self._packing is None else quantised.packed_names(self._stored, name)
 
     def drop_empty_biases(self) -> None:
         """Leave out biases of zeros beside packed matrices: some tools write them where a model has none."""
@@ -70,11 +61,11 @@ class Sources:
 
     def names(self) -> Iterator[str]:
         """All names, but those of scales and other parts, which belong to other tensors."""
-        scales = {scale_name(name, self._stored) for name in self._stored}
+        scales = {quantised.scale_name(name, self._stored) for name in self._stored}
         for name in self._stored:
             stem, _, kind = name.rpartition(".")
-            if kind in PARTS and self._packed(f"{stem}.weight"):
-                if kind == WEIGHTS:
+            if kind in quantised.PARTS and self._packed(f"{stem}.weight"):
+                if kind == quantised.WEIGHTS:
                     yield f"{stem}.weight"
             elif name not in scales:
                 yield name
@@ -83,16 +74,18 @@ class Sources:
         """A tensor as the file has it."""
         if (parts := self._packed(name)) is not None and self._packing is not None:
             found = {part: self._stored[place] for part, place in parts.items()}
-            return Int4Tensor(name, found, self._packing, self.kept, self._homes[parts[WEIGHTS]])
+            return quantised.Int4Tensor(
+                name, found, self._packing, self.kept, self._homes[parts[quantised.WEIGHTS]]
+            )
         stored = self._stored[name]
         shape = stored.shape or (1,)
         if 0 in shape or len(shape) > MAX_DIMENSIONS:
             raise self._error(name, f"the shape {stored.shape} is not possible")
         if stored.type.startswith("F8_E"):
-            scale = scale_name(name, self._stored)
+            scale = quantised.scale_name(name, self._stored)
             if scale is None or stored.type == "F8_E8M0":
                 raise self._error(name, f"numbers of type {stored.type} without scales are not supported")
-            return Float8Tensor(name, stored, self._stored[scale], self.kept, self._homes[name])
+            return quantised.Float8Tensor(name, stored, self._stored[scale], self.kept, self._homes[name])
         if stored.type not in FORMATS:
             raise self._error(
                 name, f"numbers of type {stored.type} are not supported, only {', '.join(FORMATS)} and FP8"
@@ -106,11 +99,11 @@ class Sources:
         if scales not in self._stored:
             raise self._error(blocks, "its scales are missing; is the folder complete?")
         stored = self._stored[blocks], self._stored[scales]
-        return MXFP4Tensor(target, *stored, rows, self.kept, self._homes[blocks])
+        return quantised.MXFP4Tensor(target, *stored, rows, self.kept, self._homes[blocks])
 
     def renamed(self, tensor: Tensor, name: str) -> Tensor:
         """The same tensor under another name."""
-        if isinstance(tensor, (Float8Tensor, Int4Tensor)):
+        if isinstance(tensor, (quantised.Float8Tensor, quantised.Int4Tensor)):
             return tensor.renamed(name)
         if isinstance(tensor, MadeTensor):
             return MadeTensor(name, _COPY, [tensor], self.kept)

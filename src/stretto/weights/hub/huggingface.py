@@ -21,18 +21,8 @@ from urllib.parse import quote
 
 from stretto.errors import ModelError, PullError
 from stretto.weights.files import MAX_PARTS, part_name
+from stretto.weights.hub import links
 from stretto.weights.hub.catalogue import CATALOGUE, CHAT, HubModel, fits
-from stretto.weights.hub.links import (
-    RemoteFile,
-    Unreachable,
-    Wait,
-    Web,
-    discard_download,
-    download,
-    key_of,
-    verify,
-    with_facts,
-)
 from stretto.weights.hub.names import Reference, link_file
 from stretto.weights.hub.store import CONFIG, Check, Model, Progress, Store, require_space
 from stretto.weights.json_file import read_object
@@ -87,7 +77,7 @@ class Choice:
     """A GGUF model of a repository: one file, or all parts of a split one."""
 
     tag: str  # Q4_K_M; empty if the file's name has none
-    files: tuple[RemoteFile, ...]
+    files: tuple[links.RemoteFile, ...]
 
     @property
     def nbytes(self) -> int | None:
@@ -107,7 +97,7 @@ class Listing:
     repo: str
     commit: str
     license: str
-    files: Mapping[str, RemoteFile]
+    files: Mapping[str, links.RemoteFile]
 
     @property
     def choices(self) -> list[Choice]:
@@ -145,7 +135,7 @@ class Listing:
             )
         return found[0]
 
-    def file(self, path: str) -> RemoteFile:
+    def file(self, path: str) -> links.RemoteFile:
         """A file of the repository, by its path."""
         if path not in self.files:
             raise PullError(
@@ -159,11 +149,11 @@ class Listing:
         """Whether it is a Hugging Face folder with safetensors."""
         return "config.json" in self.files and (INDEX in self.files or SINGLE in self.files)
 
-    def folder_files(self) -> list[RemoteFile]:
+    def folder_files(self) -> list[links.RemoteFile]:
         """The files that a folder is read from, but for its weights."""
         return [file for path, file in self.files.items() if _FOLDER.fullmatch(path)]
 
-    def notices(self) -> list[RemoteFile]:
+    def notices(self) -> list[links.RemoteFile]:
         """The files with licence terms."""
         return [file for path, file in self.files.items() if _NOTICE.fullmatch(path)][:_MAX_NOTICES]
 
@@ -182,7 +172,7 @@ class Listing:
         return PullError(f"hf:{self.repo} {what}")
 
 
-def read_listing(web: Web, reference: Reference, wait: Wait = time.sleep) -> Listing:
+def read_listing(web: links.Web, reference: Reference, wait: links.Wait = time.sleep) -> Listing:
     """Ask the Hub for the files of a repository at a revision."""
     revision = quote(reference.revision or "main", safe="")
     info = web.json(f"/api/models/{reference.repo}/revision/{revision}?blobs=true", wait)
@@ -202,11 +192,11 @@ def read_listing(web: Web, reference: Reference, wait: Wait = time.sleep) -> Lis
     return Listing(reference.repo, commit, str(terms)[:200], files)
 
 
-def _file(path: str, address: str, entry: Mapping[str, Any]) -> RemoteFile:
+def _file(path: str, address: str, entry: Mapping[str, Any]) -> links.RemoteFile:
     large = entry.get("lfs")
     large = large if isinstance(large, dict) else {}
     size = large.get("size", entry.get("size"))
-    return RemoteFile(
+    return links.RemoteFile(
         path,
         address,
         size if type(size) is int and 0 <= size < 1 << 60 else None,
@@ -249,18 +239,18 @@ def _names(choices: Iterable[Choice]) -> str:
 class Source:
     """What is to be fetched. `files` are the model's, but for the weights of a folder, named by its index."""
 
-    web: Web
+    web: links.Web
     name: str
     origin: str  # where it comes from, for the record
-    files: list[RemoteFile]
+    files: list[links.RemoteFile]
     is_folder: bool = False
     license: str = ""
-    notices: list[RemoteFile] = field(default_factory=list)
+    notices: list[links.RemoteFile] = field(default_factory=list)
     listing: Listing | None = None
     is_known: bool = False  # by its hash, before it was asked for: there is nothing to look at
 
 
-def choose(web: Web, reference: Reference, exact: bool, wait: Wait) -> tuple[Reference, Listing]:
+def choose(web: links.Web, reference: Reference, exact: bool, wait: links.Wait) -> tuple[Reference, Listing]:
     """The file or folder that a reference means, and the repository's files."""
     listing = read_listing(web, reference, wait)
     if reference.file:
@@ -277,7 +267,7 @@ def choose(web: Web, reference: Reference, exact: bool, wait: Wait) -> tuple[Ref
     return Reference(reference.repo, revision=reference.revision), listing
 
 
-def source_of(web: Web, reference: Reference, listing: Listing) -> Source:
+def source_of(web: links.Web, reference: Reference, listing: Listing) -> Source:
     """A file or a folder of a repository."""
     is_folder = not reference.file
     files = listing.folder_files() if is_folder else [listing.file(path) for path in reference.files]
@@ -290,11 +280,11 @@ def known_source(reference: Reference, name: str, sha256: str) -> Source | None:
     """A file with a hash that we know, under a name of ours; None if the Hub is not in reach or lacks it."""
 
     def stop(seconds: float) -> None:
-        raise Unreachable("there is another source, so nothing is waited for")
+        raise links.Unreachable("there is another source, so nothing is waited for")
 
     try:
-        listing = read_listing(Web.hub(KNOWN_SECONDS), reference, stop)
-        source = source_of(Web.hub(), reference, listing)
+        listing = read_listing(links.Web.hub(KNOWN_SECONDS), reference, stop)
+        source = source_of(links.Web.hub(), reference, listing)
     except PullError:
         return None
     if [file.sha256 for file in source.files] != [sha256]:
@@ -304,7 +294,7 @@ def known_source(reference: Reference, name: str, sha256: str) -> Source | None:
 
 def source_of_link(link: str) -> Source:
     """A GGUF file behind a link."""
-    return Source(Web(link), link, link, [RemoteFile(link_file(link), link)])
+    return Source(links.Web(link), link, link, [links.RemoteFile(link_file(link), link)])
 
 
 def fetch(
@@ -332,12 +322,12 @@ def _fetch(
     staged = work / "model"
     files = source.files if source.is_known else look_at(source, store, work / "head", meter.wait, check)
     notices = [
-        with_facts(source.web, notice, meter.wait)
+        links.with_facts(source.web, notice, meter.wait)
         for notice in source.notices
         if (notice.nbytes or 0) <= _MAX_NOTICE_BYTES
     ]
     meter.total = sum(file.nbytes or 0 for file in (*files, *notices))
-    require_space(work, meter.total - sum(store.partial_bytes(key_of(file)) for file in files))
+    require_space(work, meter.total - sum(store.partial_bytes(links.key_of(file)) for file in files))
     staged.mkdir()
     whole, verified, digest = hashlib.sha256(), True, ""
     for notice in notices:  # the terms come first: without them the rest is not fetched
@@ -362,12 +352,12 @@ def _fetch(
 
 
 def look_at(
-    source: Source, store: Store, folder: Path, wait: Wait, check: Check | None = None
-) -> list[RemoteFile]:
+    source: Source, store: Store, folder: Path, wait: links.Wait, check: Check | None = None
+) -> list[links.RemoteFile]:
     """Write the model's head to `folder`, let `check` look at it, and return all files with their sizes."""
     from stretto.weights.hub import heads  # reading formats needs the native core; downloads do not
 
-    files = [with_facts(source.web, remote, wait) for remote in source.files]
+    files = [links.with_facts(source.web, remote, wait) for remote in source.files]
     if source.is_folder:
         files += _write_small(source, files, store, folder, wait)
     for remote in files:
@@ -384,8 +374,8 @@ def look_at(
 
 
 def _write_small(
-    source: Source, files: list[RemoteFile], store: Store, folder: Path, wait: Wait
-) -> list[RemoteFile]:
+    source: Source, files: list[links.RemoteFile], store: Store, folder: Path, wait: links.Wait
+) -> list[links.RemoteFile]:
     """Write configuration and vocabulary of a folder; the weights that its index names, or its only ones."""
     small = [file for file in files if not file.path.endswith(".safetensors")]
     if sum(file.nbytes or 0 for file in small) > MAX_SMALL_BYTES:
@@ -393,8 +383,8 @@ def _write_small(
     for remote in small:
         target = folder / remote.path
         target.parent.mkdir(parents=True, exist_ok=True)
-        with store.partial(key_of(remote)) as place:
-            part = download(source.web, remote, place, lambda done: None, wait)
+        with store.partial(links.key_of(remote)) as place:
+            part = links.download(source.web, remote, place, lambda done: None, wait)
             target.write_bytes(part.read_bytes())
     names = [SINGLE]
     if (folder / INDEX).exists():
@@ -406,34 +396,36 @@ def _write_small(
     for name in names:
         if name not in source.listing.files or not name.endswith(".safetensors"):
             raise PullError(f"{source.name}: {INDEX} names {name[:200]!r}, which the repository lacks")
-    return [with_facts(source.web, source.listing.files[name], wait) for name in names]
+    return [links.with_facts(source.web, source.listing.files[name], wait) for name in names]
 
 
 def _place(
-    source: Source, remote: RemoteFile, target: Path, store: Store, meter: _Meter, whole: hashlib._Hash
+    source: Source, remote: links.RemoteFile, target: Path, store: Store, meter: _Meter, whole: hashlib._Hash
 ) -> str:
     """Fetch a file, verify it and move it to `target`; its SHA-256. A wrong one is not kept."""
     shown = source.name if len(source.files) == 1 else f"{source.origin.partition('@')[0]}: {remote.path}"
-    with store.partial(key_of(remote)) as place:
-        part = download(source.web, remote, place, lambda done: meter.show(done, "fetching"), meter.wait)
+    with store.partial(links.key_of(remote)) as place:
+        part = links.download(
+            source.web, remote, place, lambda done: meter.show(done, "fetching"), meter.wait
+        )
         try:
-            digest = verify(part, remote, shown, whole, lambda done: meter.show(done, "verifying"))
+            digest = links.verify(part, remote, shown, whole, lambda done: meter.show(done, "verifying"))
         except PullError:
-            discard_download(place)
+            links.discard_download(place)
             raise
         target.parent.mkdir(exist_ok=True)
         part.rename(target)
-        discard_download(place)
+        links.discard_download(place)
     meter.done += remote.nbytes or 0
     return digest
 
 
-def _name(source: Source, remote: RemoteFile) -> str:
+def _name(source: Source, remote: links.RemoteFile) -> str:
     """The path of a file in the model's folder; GGUF files lie in it directly."""
     return remote.path if source.is_folder else remote.path.rpartition("/")[2]
 
 
-def _first(source: Source, files: list[RemoteFile]) -> int:
+def _first(source: Source, files: list[links.RemoteFile]) -> int:
     """The index of the file that stands for the model."""
     return [file.path for file in files].index(CONFIG) if source.is_folder else 0
 
@@ -516,9 +508,9 @@ def best_fit(memory: int | None = None, bandwidth: float | None = None) -> HubMo
 def _ask_sizes(model: HubModel) -> tuple[Size, ...] | None:
     """The same; `Unreachable` if there is no server at all."""
     try:
-        listing = read_listing(Web.hub(), model.reference)
+        listing = read_listing(links.Web.hub(), model.reference)
         chosen = listing.choose(model.files, exact=False)
-    except Unreachable:
+    except links.Unreachable:
         raise
     except PullError:
         return None
