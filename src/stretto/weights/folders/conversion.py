@@ -6,6 +6,7 @@ refused by name, so that no part of a model is lost in silence.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -28,6 +29,12 @@ UNUSED = (
     r"(?:model\.)?(?:vision_tower|vision_model|visual|multi_modal_projector|embed_vision|embed_audio|audio_tower)\..*"
 )
 KINDS = ("weight", "bias")
+
+_TABLES: dict[str, dict[str, dict[str, Any]]] = json.loads(
+    Path(__file__).with_name("tables.json").read_bytes()
+)
+MODULES = _TABLES["modules"]  # the tensors that modules of a layer become, for each family
+DEFAULTS = _TABLES["defaults"]  # of settings that configurations leave out
 
 
 class Conversion:

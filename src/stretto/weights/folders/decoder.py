@@ -7,7 +7,7 @@ from math import log, pi
 
 import numpy as np
 
-from stretto.weights.folders.conversion import Conversion, adjacent, plus
+from stretto.weights.folders.conversion import MODULES, Conversion, adjacent, plus
 from stretto.weights.json_file import Fields
 from stretto.weights.tensor import Op
 
@@ -118,14 +118,7 @@ def _longrope(conversion: Conversion, rope: Fields) -> None:
 
 
 WHOLE = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
-ATTENTION = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-}
+ATTENTION = MODULES["attention"]
 FEED_FORWARD = {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
 BEFORE = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
 # Norms after attention and feed-forward only, or after as well as before.

@@ -3,57 +3,17 @@
 from __future__ import annotations
 
 from stretto.errors import ModelError
-from stretto.weights.folders.conversion import Conversion, rows
+from stretto.weights.folders.conversion import MODULES, Conversion, rows
 from stretto.weights.folders.decoder import common_keys, rope_fields, rope_keys
 from stretto.weights.folders.pooling import CLS, MEAN
 from stretto.weights.json_file import Fields
 
-EMBEDDINGS = {
-    "embeddings.word_embeddings": "token_embd",
-    "embeddings.token_type_embeddings": "token_types",
-    "embeddings.LayerNorm": "token_embd_norm",
-    "emb_ln": "token_embd_norm",
-}
-BERT = {
-    "attention.self.query": "attn_q",
-    "attention.self.key": "attn_k",
-    "attention.self.value": "attn_v",
-    "attention.output.dense": "attn_output",
-    "attention.output.LayerNorm": "attn_output_norm",
-    "intermediate.dense": "ffn_up",
-    "output.dense": "ffn_down",
-    "output.LayerNorm": "layer_output_norm",
-}
-ROTARY = {
-    "attn.Wqkv": "attn_qkv",
-    "attn.out_proj": "attn_output",
-    "mixer.Wqkv": "attn_qkv",
-    "mixer.out_proj": "attn_output",
-    "norm1": "attn_output_norm",
-    "norm2": "layer_output_norm",
-    "mlp.fc11": "ffn_up",
-    "mlp.fc12": "ffn_gate",
-    "mlp.fc1": "ffn_up",
-    "mlp.fc2": "ffn_down",
-}
+EMBEDDINGS = MODULES["embeddings"]
+BERT = MODULES["bert"]
+ROTARY = MODULES["rotary"]
 # Nomic's own names of settings, which are GPT-2's.
-NOMIC = {
-    "n_embd": "hidden_size",
-    "n_head": "num_attention_heads",
-    "n_layer": "num_hidden_layers",
-    "n_inner": "intermediate_size",
-    "n_positions": "max_position_embeddings",
-    "layer_norm_epsilon": "layer_norm_eps",
-    "rotary_emb_base": "rope_theta",
-}
-MODERN = {
-    "attn_norm": "attn_norm",
-    "attn.Wqkv": "attn_qkv",
-    "attn.Wo": "attn_output",
-    "mlp_norm": "ffn_norm",
-    "mlp.Wi": "ffn_up",
-    "mlp.Wo": "ffn_down",
-}
+NOMIC = MODULES["nomic"]
+MODERN = MODULES["modern"]
 PREFIXES = ("bert.", "roberta.", "model.", "nomic_bert.", "jina_embeddings_v3.", "xlm_roberta.")
 
 

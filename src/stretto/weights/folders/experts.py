@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stretto.weights.folders.conversion import (
     MAX_EXPERTS,
+    MODULES,
     STACK,
     Conversion,
     every_other,
@@ -14,15 +15,7 @@ from stretto.weights.folders.conversion import (
 from stretto.weights.folders.decoder import ATTENTION, BEFORE, FEED_FORWARD, LLAMA, plain_decoder, rope_fields
 from stretto.weights.folders.llama import multipliers, window_everywhere
 
-SHARED = {
-    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_experts.up_proj": "ffn_up_shexp",
-    "mlp.shared_experts.down_proj": "ffn_down_shexp",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp",
-    "mlp.shared_expert.down_proj": "ffn_down_shexp",
-    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-}
+SHARED = MODULES["shared_experts"]
 PROJECTIONS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
 WS = {"w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps"}  # as Mixtral and LFM2 name them
 SOFTMAX, SIGMOID = 1, 2  # codes of expert_gating_func

@@ -7,7 +7,7 @@ from statistics import NormalDist
 import numpy as np
 
 from stretto.weights.folders import decoder
-from stretto.weights.folders.conversion import STACK, Conversion
+from stretto.weights.folders.conversion import MODULES, STACK, Conversion
 from stretto.weights.folders.pooling import MEAN
 from stretto.weights.json_file import Fields
 
@@ -81,50 +81,16 @@ def _check_scale(conversion: Conversion, head_size: int) -> None:
 
 # Folders of Gemma 3n and Gemma 4: embeddings for every layer, shared K and V, experts.
 
-WHOLE = {
-    "embed_tokens": "token_embd",
-    "norm": "output_norm",
-    "lm_head": "output",
-    "embed_tokens_per_layer": "per_layer_token_embd",
-    "per_layer_model_projection": "per_layer_model_proj",
-    "per_layer_projection_norm": "per_layer_proj_norm",
-}
+WHOLE = MODULES["gemma_whole"]
 PER_LAYER = {
     "per_layer_input_gate": "inp_gate",
     "per_layer_projection": "proj",
     "post_per_layer_input_norm": "post_norm",
 }
-GEMMA3N = {
-    **decoder.ATTENTION,
-    **decoder.FEED_FORWARD,
-    **decoder.AROUND,
-    **PER_LAYER,
-    "altup.correction_coefs": "altup_correct_coef",
-    "altup.prediction_coefs": "altup_predict_coef",
-    "altup.modality_router": "altup_router",
-    "altup.router_norm": "altup_router_norm",
-    "laurel.linear_left": "laurel_l",
-    "laurel.linear_right": "laurel_r",
-    "laurel.post_laurel_norm": "laurel_post_norm",
-}
-GEMMA4 = {
-    **decoder.ATTENTION,
-    **decoder.FEED_FORWARD,
-    **decoder.AROUND,
-    **PER_LAYER,
-    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
-    "post_feedforward_layernorm_1": "post_ffw_norm_1",
-    "post_feedforward_layernorm_2": "post_ffw_norm_2",
-    "router.proj": "ffn_gate_inp",
-}
+GEMMA3N = {**decoder.ATTENTION, **decoder.FEED_FORWARD, **decoder.AROUND, **PER_LAYER, **MODULES["gemma3n"]}
+GEMMA4 = {**decoder.ATTENTION, **decoder.FEED_FORWARD, **decoder.AROUND, **PER_LAYER, **MODULES["gemma4"]}
 # Tensors that are no module's: what they are called, and what they become.
-GEMMA4_BARE = {
-    "layer_scalar": "layer_output_scale.weight",
-    "router.scale": "ffn_gate_inp.scale",
-    "router.per_expert_scale": "ffn_down_exps.scale",
-    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
-    "experts.down_proj": "ffn_down_exps.weight",
-}
+GEMMA4_BARE = MODULES["gemma4_bare"]
 UNROTATED = 1e30  # a frequency divided by this is none
 
 

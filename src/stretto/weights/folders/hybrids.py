@@ -7,6 +7,7 @@ import numpy as np
 from stretto.weights.folders import decoder
 from stretto.weights.folders.conversion import (
     JOIN,
+    MODULES,
     NEGATIVE_EXP,
     Conversion,
     plus,
@@ -17,33 +18,8 @@ from stretto.weights.folders.conversion import (
 from stretto.weights.folders.experts import SHARED, SIGMOID, WS, expert_keys, take_experts
 from stretto.weights.tensor import Array, Op, Shape
 
-LFM2 = {
-    "operator_norm": "attn_norm",
-    "ffn_norm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.out_proj": "attn_output",
-    "self_attn.q_layernorm": "attn_q_norm",
-    "self_attn.k_layernorm": "attn_k_norm",
-    "conv.conv": "shortconv.conv",
-    "conv.in_proj": "shortconv.in_proj",
-    "conv.out_proj": "shortconv.out_proj",
-    "feed_forward.w1": "ffn_gate",
-    "feed_forward.w3": "ffn_up",
-    "feed_forward.w2": "ffn_down",
-    "feed_forward.gate": "ffn_gate_inp",
-}
-QWEN = {
-    **decoder.ATTENTION,
-    **decoder.FEED_FORWARD,
-    **SHARED,
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "post_attention_norm",
-    "mlp.gate": "ffn_gate_inp",
-    "linear_attn.in_proj_ba": "ssm_ba",
-    "linear_attn.norm": "ssm_norm",
-}
+LFM2 = MODULES["lfm2"]
+QWEN = {**decoder.ATTENTION, **decoder.FEED_FORWARD, **SHARED, **MODULES["qwen35"]}
 
 
 def lfm2(conversion: Conversion) -> None:

@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 from stretto.weights.folders import decoder, experts
-from stretto.weights.folders.conversion import Conversion, rows, shaped, turned
+from stretto.weights.folders.conversion import MODULES, Conversion, rows, shaped, turned
 
-NAMES = {
-    **decoder.ATTENTION,
-    **decoder.FEED_FORWARD,
-    **decoder.BEFORE,
-    **experts.SHARED,
-    "mlp.gate": "ffn_gate_inp",
-    "self_attn.q_a_proj": "attn_q_a",
-    "self_attn.q_a_layernorm": "attn_q_a_norm",
-    "self_attn.q_b_proj": "attn_q_b",
-    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
-    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
-}
+NAMES = {**decoder.ATTENTION, **decoder.FEED_FORWARD, **decoder.BEFORE, **experts.SHARED, **MODULES["latent"]}
 
 
 def deepseek(conversion: Conversion) -> None:

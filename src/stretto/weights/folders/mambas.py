@@ -6,6 +6,7 @@ import numpy as np
 
 from stretto.weights.folders.conversion import (
     COLUMN,
+    MODULES,
     NEGATIVE_EXP,
     Conversion,
     adjacent,
@@ -20,25 +21,8 @@ from stretto.weights.json_file import Fields
 from stretto.weights.tensor import Op
 
 GRANITE = {**ATTENTION, **BEFORE, "block_sparse_moe.router.layer": "ffn_gate_inp"}
-NEMOTRON = {
-    "norm": "attn_norm",
-    "mixer.q_proj": "attn_q",
-    "mixer.k_proj": "attn_k",
-    "mixer.v_proj": "attn_v",
-    "mixer.o_proj": "attn_output",
-    "mixer.up_proj": "ffn_up",
-    "mixer.down_proj": "ffn_down",
-    "mixer.gate": "ffn_gate_inp",
-    "mixer.shared_experts.up_proj": "ffn_up_shexp",
-    "mixer.shared_experts.down_proj": "ffn_down_shexp",
-}
-FALCON = {
-    **ATTENTION,
-    "input_layernorm": "attn_norm",
-    "feed_forward.gate_proj": "ffn_gate",
-    "feed_forward.up_proj": "ffn_up",
-    "feed_forward.down_proj": "ffn_down",
-}
+NEMOTRON = MODULES["nemotron"]
+FALCON = {**ATTENTION, **MODULES["falcon"]}
 LINEAR = ("linear_attention", "mamba")
 
 
