@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from stretto.backends.base import Pooling
     from stretto.options.keywords import ParallelOptions, SamplingOptions
     from stretto.parallel import ParallelStream, ParallelText
-    from stretto.parallel.stream import AsyncParallelStream
+    from stretto.parallel.run import AsyncParallelStream
     from stretto.structured import Compiled, Grammar, Guide
     from stretto.vision.vision import Vision
 
@@ -214,7 +214,7 @@ class LLM(Texts, Scoring, EngineModel):
         self, prompt: Any, options: Options | None = None, *, stream: bool = False, **keywords: Any
     ) -> Awaitable[ParallelText | list[ParallelText]] | AsyncParallelStream:
         """As `parallel`, to await; with `stream=True` for `async for`. Leaving or cancelling it ends it."""
-        from stretto.parallel.stream import AsyncParallelStream, outcomes
+        from stretto.parallel.run import AsyncParallelStream, outcomes
 
         whole, engine, chosen = is_list(prompt), self._engine, merge_options(options, keywords)
         if not stream:

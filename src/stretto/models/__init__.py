@@ -7,8 +7,8 @@ from importlib import import_module
 
 from stretto.errors import ModelError
 from stretto.models.common import Keys
+from stretto.models.encoders import add_heads
 from stretto.models.missing import refuse_others, unknown_architecture
-from stretto.models.pooling import add_heads
 from stretto.models.spec import Layer, ModelSpec, Rope
 from stretto.weights.gguf import GGUF
 

@@ -9,8 +9,7 @@ stretto docs explanation/parallel says what that means exactly.
 from stretto.options.keywords import ParallelOptions
 from stretto.parallel.options import Bezier, Cosine, Linear, ParallelParams, parallel_params
 from stretto.parallel.render import Loop, ParallelText
-from stretto.parallel.run import Run, new_run, run_all
-from stretto.parallel.stream import ParallelStream
+from stretto.parallel.run import ParallelStream, Run, new_run, run_all
 from stretto.parallel.types import Attention, Member, ParallelStep
 
 __all__ = [

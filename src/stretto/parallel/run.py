@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.base import Row
+from stretto.engine.aio import AsyncEventStream, finished
 from stretto.engine.branch import adapt, check_prompt, check_same_salt, end_ids_of, new_guide
 from stretto.engine.decoders.base import OneTrack
 from stretto.engine.engine import Engine
@@ -17,8 +19,10 @@ from stretto.engine.params import RequestParams
 from stretto.engine.request import Request
 from stretto.engine.runner import Runner
 from stretto.engine.sequence import Sequence, track_in
+from stretto.engine.stream import EventStream
 from stretto.engine.track import TokenView, Track
 from stretto.engine.types import Usage
+from stretto.engine.worker import Worker
 from stretto.errors import InvalidRequest
 from stretto.parallel.lattice import Lattice
 from stretto.parallel.options import ParallelParams
@@ -390,3 +394,64 @@ def run_all(engine: Engine, runs: Iterable[Run]) -> list[ParallelText]:
     several = list(runs)
     engine.complete([[run] for run in several])
     return [run.result() for run in several]
+
+
+# A parallel run as an iterator over its steps.
+
+
+class ParallelStream(EventStream[ParallelStep]):
+    """Iterate it for `ParallelStep`s; `result` is the whole when it has ended, `cancel()` ends it.
+
+    A step comes when its set is chosen. Its members' cells, attention and pruning are filled in later.
+    """
+
+    def __init__(self, engine: Engine, run: Run) -> None:
+        super().__init__(engine, run)
+        self.run = run
+
+    @property
+    def result(self) -> ParallelText:
+        """The whole text; finishes the run first."""
+        for _ in self:
+            pass
+        text: ParallelText = self.run.result()
+        return text
+
+    @property
+    def so_far(self) -> ParallelText:
+        """What has come up to now."""
+        return self.run.decoder.result()
+
+
+# Parallel runs for asyncio: steps to iterate with `async for`, texts to await.
+
+
+class AsyncParallelStream(AsyncEventStream[ParallelStep]):
+    """Iterate it with `async for`; `await stream.result()` is the whole when it has ended.
+
+    async for step in llm.aparallel("The cat", stream=True):
+        print(step.brackets, end="", flush=True)
+    """
+
+    async def result(self) -> ParallelText:
+        """The whole text; finishes the run first."""
+        text: ParallelText = (await self._exhausted()).result()
+        return text
+
+
+async def outcomes(
+    worker: Worker, make: Callable[[], list[Run]], whole: bool
+) -> ParallelText | list[ParallelText]:
+    """Make runs, and wait until all of them have finished; a cancelled task ends them.
+
+    What came of all of them is a list if `whole`, else what came of the first.
+    """
+    runs: list[Run] = []
+
+    def begin() -> list[list[Request[Any]]]:
+        runs.extend(make())
+        return [[run] for run in runs]
+
+    await finished(worker, begin)
+    texts = [run.result() for run in runs]
+    return texts if whole else texts[0]

@@ -16,7 +16,7 @@ if not has_triton() or not (is_interpreting() or torch.cuda.is_available()):
 from triton.runtime.errors import OutOfResources  # noqa: E402
 
 from attention_work import Rows  # noqa: E402
-from stretto.backends.torch.attention import attend, plain_attend, store  # noqa: E402
+from stretto.backends.torch.attention_layer import attend, plain_attend, store  # noqa: E402
 from stretto.backends.torch.kernels import attend_launch  # noqa: E402
 from stretto.backends.torch.planes import new_plane, to_bytes, write  # noqa: E402
 from stretto.backends.torch.work import Scoring  # noqa: E402

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="torch is an extra")
 if not has_triton() or not (is_interpreting() or torch.cuda.is_available()):
     pytest.skip("kernels need a GPU, or TRITON_INTERPRET=1 and triton", allow_module_level=True)
 
-from stretto.backends.torch.attention import plain_attend  # noqa: E402
+from stretto.backends.torch.attention_layer import plain_attend  # noqa: E402
 from stretto.backends.torch.kernels import attend_launch  # noqa: E402
 from stretto.backends.torch.work import AttentionWork, Scoring  # noqa: E402
 

@@ -12,7 +12,7 @@ if is_interpreting():
 from attention_work import Rows  # noqa: E402
 from stretto._native import ops  # noqa: E402
 from stretto.backends.reference.mixers import attend as oracle  # noqa: E402
-from stretto.backends.torch.attention import attend, received, store, weights  # noqa: E402
+from stretto.backends.torch.attention_layer import attend, store, sum_received, weigh_cells  # noqa: E402
 from stretto.backends.torch.planes import from_bytes, new_plane, read, to_bytes  # noqa: E402
 from stretto.backends.torch.work import Scoring  # noqa: E402
 from stretto.errors import InvalidRequest  # noqa: E402
@@ -76,11 +76,11 @@ def test_rows_attend_to_their_entries_as_the_oracle_says(kind, extra):
     args = as_numpy(keys), as_numpy(values), dense(ROWS), 0.3, options["cap"], sinks, bias
     expected, shares = oracle(q.numpy(), *args)
     np.testing.assert_allclose(found.numpy(), expected, atol=2e-6)
-    for row, got in enumerate(weights(q, keys, ROWS.work(), range(5), Scoring(**options))):
+    for row, got in enumerate(weigh_cells(q, keys, ROWS.work(), range(5), Scoring(**options))):
         view = ROWS.views[ROWS.view_of[row]][: ROWS.lengths[row]]
         np.testing.assert_allclose(got.numpy(), shares[:, row, view], atol=2e-6)
     probes = torch.tensor([9, 39, 0], dtype=torch.int32)
-    got = received(q, keys, ROWS.work(), probes, Scoring(**options))
+    got = sum_received(q, keys, ROWS.work(), probes, Scoring(**options))
     np.testing.assert_allclose(got.numpy(), shares.mean(0)[:, probes], atol=2e-6)
 
 
