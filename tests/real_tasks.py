@@ -7,8 +7,7 @@ from importlib import import_module
 import pytest
 
 from stretto.errors import PullError
-from stretto.tasks.loading import HOMES
-from stretto.tasks.model import Source
+from stretto.tasks.model import HOMES, Source
 from stretto.weights import hub
 
 IN_CI = os.environ.get("CI") == "true"

@@ -11,7 +11,7 @@ import pytest
 from stretto.cli.chatting import keyboard
 from stretto.cli.generation import add_defaults
 from stretto.errors import PullError, Unsupported
-from stretto.tasks.loading import load_task
+from stretto.tasks.model import load_task
 from stretto.testing import mock_llm
 from stretto.weights import hub
 from stretto.weights.hub.catalogue import CATALOGUE, ModelDefaults

@@ -4,7 +4,7 @@ import pytest
 
 import stretto
 from stretto.errors import InvalidRequest, ModelError, Unsupported
-from stretto.tasks import TaskModel, loading
+from stretto.tasks import TaskModel, model
 from stretto.testing import mock_llm
 from stretto.weights.hub.catalogue import PACKAGED
 
@@ -27,7 +27,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_each_model_of_the_catalogue_has_a_home():
-    assert set(loading.HOMES) == {name for name, one in PACKAGED.items() if one.kind == "task"}
+    assert set(model.HOMES) == {name for name, one in PACKAGED.items() if one.kind == "task"}
 
 
 def test_the_documentation_is_that_of_language_models_too():

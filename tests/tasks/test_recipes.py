@@ -10,7 +10,7 @@ pytest.importorskip("onnx")
 
 from color_graphs import Graph, classifier, constants, detector, mask, square
 from stretto.errors import ModelError
-from stretto.tasks.loading import load_task
+from stretto.tasks.model import load_task
 from stretto.tasks.recipe import read_recipe
 
 CLASSIFY = """

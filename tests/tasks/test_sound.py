@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from stretto.errors import InvalidRequest
-from stretto.tasks.speech import wav
-from stretto.tasks.speech.sound import Resampler, open_sound
-from stretto.tasks.speech.wav import open_wav
+from stretto.tasks.speech import sound
+from stretto.tasks.speech.sound import Resampler, open_sound, open_wav
 
 RAMP = np.linspace(-1, 0.99, 200).astype(np.float32)
 
@@ -80,7 +79,7 @@ def test_other_chunks_are_passed_over_and_a_missing_size_is_the_rest():
 
 
 def test_long_files_come_in_blocks(monkeypatch):
-    monkeypatch.setattr(wav, "BLOCK_SECONDS", 1)
+    monkeypatch.setattr(sound, "BLOCK_SECONDS", 1)
     data = wav_bytes(np.zeros(2500, "<i2").tobytes(), rate=1000)
     assert [len(block) for block in open_sound(data).blocks] == [1000, 1000, 500]
 
@@ -120,7 +119,7 @@ def test_damaged_files_are_refused(data, message):
 
 
 def test_a_sound_that_is_too_long_is_refused_before_it_is_read(monkeypatch):
-    monkeypatch.setattr(wav, "MAX_SECONDS", 1)
+    monkeypatch.setattr(sound, "MAX_SECONDS", 1)
     with pytest.raises(InvalidRequest, match="lasts 2 seconds; at most 1"):
         open_sound(wav_bytes(b"\0" * 4000, rate=1000))
     with pytest.raises(InvalidRequest, match="lasts 2 seconds"):

@@ -11,7 +11,7 @@ pytest.importorskip("onnx")
 from color_graphs import NAMES, constants, detector, square
 from stretto.errors import ModelError
 from stretto.tasks import Box
-from stretto.tasks.loading import load_task
+from stretto.tasks.model import load_task
 from stretto.tasks.yolo import HEADS, count_cells, decode, read_names, read_size, recognize
 
 # In a letterbox of 320 × 320 the image is twice as large, and 80 pixels are above it.

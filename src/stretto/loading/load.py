@@ -120,7 +120,7 @@ def _make_encoder(opened: OpenedModel, model: Model, options: LoadOptions) -> En
 
 def _load_task(model: Model, options: LoadOptions) -> TaskModel:
     """A model of another kind, which takes none of a language model's options."""
-    from stretto.tasks.loading import load_task
+    from stretto.tasks.model import load_task
 
     usual = LoadOptions(device=options.device, threads=options.threads)
     for name, value in vars(options).items():

@@ -39,7 +39,7 @@ from stretto.structured.workers import check_budget
 # the `$dynamicAnchor`. So what a schema means depends on the way; there are as many meanings as there
 # are scopes, a scope being which resource each anchor belongs to. Each schema that is referred to
 # becomes a definition for each scope it is used in, and references within it lead to definitions for
-# its scope. Used by `normalised`.
+# its scope.
 
 MAX_DEFINITIONS = 1_000
 
