@@ -37,7 +37,7 @@ def quantize(file, path):
     write_gguf(path, file.metadata, tensors, types=file.metadata.types)
 
 
-def logits_of(backend, tokens):
+def compute_logits(backend, tokens):
     """float32[n, n_vocab] of a text."""
     batch = Batch()
     for position, token in enumerate(tokens.tolist()):
@@ -53,10 +53,10 @@ def measure(file):
     distances = {setting: [] for setting in SETTINGS}
     for seed in range(TEXTS):
         tokens = np.random.default_rng(seed).integers(0, spec.n_vocab, LENGTH)
-        exact = logits_of(reference, tokens)
+        exact = compute_logits(reference, tokens)
         for precision, kv in SETTINGS:
             backend = NativeBackend(file, spec, N_CELLS, 1, kv=kv, precision=precision)
-            distances[precision, kv].append(np.abs(logits_of(backend, tokens) - exact).max(axis=1))
+            distances[precision, kv].append(np.abs(compute_logits(backend, tokens) - exact).max(axis=1))
     found = {}
     for setting, rows in distances.items():
         far = sum(int((row > max(0.05, 8 * np.median(row))).sum()) for row in rows)

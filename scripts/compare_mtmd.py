@@ -28,7 +28,7 @@ import numpy as np
 from stretto.vision.encoder import encode
 from stretto.vision.image import Image
 from stretto.vision.native import NativeEncoder
-from stretto.vision.queue import grid_of, normalise, prepare
+from stretto.vision.queue import find_grid, normalise, prepare
 from stretto.vision.reading import read_vision_spec
 from stretto.vision.reference import ReferenceEncoder
 from stretto.vision.spec import VisionSpec
@@ -238,7 +238,7 @@ def rows(mtmd: Mtmd, path: Path, original: Path, label: str, pictures: list[np.n
             theirs = without_breaks(mtmd.vectors(path, image, spec), pixels, spec)
             tiles = pixels[None] if spec.max_tokens else prepare(image, spec).tiles
             for name, encoder in ours.items():
-                mine = encode(encoder, normalise(tiles, spec), grid_of(tiles, spec))
+                mine = encode(encoder, normalise(tiles, spec), find_grid(tiles, spec))
                 wanted = np.stack(theirs) if len(theirs) == len(mine) else None
                 if wanted is None:
                     result = f"{len(mine)} tiles here, {len(theirs)} there | –"

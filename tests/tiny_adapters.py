@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from stretto.models import read_spec
-from stretto.models.summary import target_of
+from stretto.models.summary import make_target
 from stretto.weights.adapters.lora import SUPPORTED
 from stretto.weights.gguf import GGUF
 from stretto.weights.safetensors import safetensors_head
@@ -17,7 +17,7 @@ ALPHA = 8.0
 
 
 def target(name):
-    return target_of(read_spec(tiny_file(name)))
+    return make_target(read_spec(tiny_file(name)))
 
 
 def matrices(name):

@@ -51,7 +51,7 @@ def text_of(name, text):
     return answers(name)[f"tokens.{text}"].tolist(), answers(name)[f"types.{text}"].tolist()
 
 
-def batch_of(*texts):
+def make_batch(*texts):
     """A batch of whole texts, each (tokens, types)."""
     batch = Batch()
     for sequence, (tokens, types) in enumerate(texts):
@@ -62,7 +62,7 @@ def batch_of(*texts):
 
 def hidden_of(backend, *texts):
     """float32[n, n_embd] of whole texts in one pass."""
-    return backend.hidden(batch_of(*texts))
+    return backend.hidden(make_batch(*texts))
 
 
 def with_words(name, target, n_vocab=96, **changes):

@@ -16,7 +16,7 @@ from stretto.text.template import ChatTemplate
 from stretto.vision.encoder import encode
 from stretto.vision.image import Image
 from stretto.vision.native import NativeEncoder
-from stretto.vision.queue import grid_of, normalise, prepare
+from stretto.vision.queue import find_grid, normalise, prepare
 from stretto.vision.reading import read_vision_spec
 from stretto.vision.reference import ReferenceEncoder
 from stretto.vision.vision import Vision
@@ -66,7 +66,7 @@ def patches(name, i, spec=None):
     """float32[n, patches, numbers] of a picture, and their grid."""
     spec = spec or vision_spec(name)
     tiles = prepare(picture(i), spec).tiles
-    return normalise(tiles, spec), grid_of(tiles, spec)
+    return normalise(tiles, spec), find_grid(tiles, spec)
 
 
 def vectors(encoder, name, i):

@@ -20,7 +20,7 @@ F32 = 0  # ggml's code of float32, for K and V
 SAME = 1e-2  # logits of one model; another one's differ by 1 and more
 
 
-def logits_of(path: Path, tokens: np.ndarray) -> np.ndarray:
+def compute_logits(path: Path, tokens: np.ndarray) -> np.ndarray:
     """float32[n, n_vocab]: one batch, float32 K and V, one thread."""
     params = llama_cpp.llama_model_default_params()
     params.use_mmap = True
@@ -56,7 +56,7 @@ def check(path: Path) -> str:
     with np.load(path, allow_pickle=False) as stored:
         answers = {name: array for name, array in stored.items() if not name.startswith("llamacpp")}
     try:
-        found = [logits_of(path.with_suffix(".gguf"), answers[f"tokens.{i}"]) for i in range(2)]
+        found = [compute_logits(path.with_suffix(".gguf"), answers[f"tokens.{i}"]) for i in range(2)]
     except ValueError as error:
         return str(error)
     worst = max(float(np.abs(found[i] - answers[f"logits.{i}"]).max()) for i in range(2))

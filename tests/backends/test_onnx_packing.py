@@ -374,7 +374,7 @@ def decoders(tmp_path_factory):
     return opened
 
 
-def logits_of(backend):
+def compute_logits(backend):
     """A prompt in two chunks, a fork, and steps of both."""
     cells, random, rows = Cells(N_CELLS), np.random.default_rng(2), []
     for batch_rows in (
@@ -398,5 +398,5 @@ def test_decoders_have_near_logits(decoders, form):
     native, plain = decoders(form, "auto"), decoders(form, False)
     assert native.packing.packed == native.packing.found > 0
     assert plain.packing.packed == 0
-    a, b = logits_of(native), logits_of(plain)
+    a, b = compute_logits(native), compute_logits(plain)
     assert np.corrcoef(a.reshape(-1), b.reshape(-1))[0, 1] > 0.995

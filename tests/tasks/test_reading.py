@@ -19,7 +19,7 @@ from stretto.tasks.reading.geometry import (
     order_corners,
     resize,
 )
-from stretto.tasks.reading.lines import find_lines, label_runs, levelled, page_order, reading_order
+from stretto.tasks.reading.lines import find_lines, label_runs, level_lines, page_order, reading_order
 from stretto.tasks.reading.ppocr import _prepared, batches, decode, normalised, read_characters
 
 DATA = Path(__file__).parent.parent / "data" / "tasks"
@@ -169,9 +169,9 @@ def test_a_slanted_or_upside_down_page_is_read_as_a_level_one():
     lines = [[(0, y), (100, y), (100, y + 10), (0, y + 10)] for y in (0, 20, 40)]
     for degrees in (0, 9, -9):
         quads = [order_corners(turned(line, degrees)) for line in lines]
-        assert reading_order(levelled(quads)) == [0, 1, 2]
+        assert reading_order(level_lines(quads)) == [0, 1, 2]
     flipped = [order_corners(turned(line, 180)) for line in lines]
-    assert reading_order(levelled(flipped, upside_down=True)) == [0, 1, 2]
+    assert reading_order(level_lines(flipped, upside_down=True)) == [0, 1, 2]
 
 
 def test_lines_that_run_upwards_come_last_from_below():
@@ -186,7 +186,7 @@ def test_lines_that_run_upwards_come_last_from_below():
 
 
 def test_nothing_is_read_in_no_order():
-    assert reading_order(levelled([])) == []
+    assert reading_order(level_lines([])) == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from stretto.errors import InvalidRequest
 from stretto.text.loading import load_tokenizer
-from stretto.text.rwkv import unescaped
+from stretto.text.rwkv import unescape_bytes
 from vocabularies import CONTROL, NORMAL, metadata
 
 WORDS = [b"he", b"hello", b" world", b"\n\n", b"\xe2\x98\x83", b"\xe2\x98", b"'\"", b"\\x"]
@@ -36,7 +36,7 @@ def test_tokens_may_be_parts_of_characters():
 
 def test_escapes_in_the_file():
     assert [RWKV.token_bytes(token) for token in RWKV.encode("\n\n'\"\\x")] == [b"\n\n", b"'\"", b"\\x"]
-    assert unescaped("\\'\\t\\xff") == b"'\t\xff"
+    assert unescape_bytes("\\'\\t\\xff") == b"'\t\xff"
 
 
 def test_control_tokens_are_text_unless_asked_for():

@@ -5,7 +5,6 @@ show at ten times the tolerance.
 """
 
 import itertools
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -13,11 +12,11 @@ import pytest
 
 from stretto import _native
 from stretto.vision.encoder import encode
-from stretto.vision.families import FAMILIES, pixtral
+from stretto.vision.families import FAMILIES, base, pixtral
 from stretto.vision.families.base import squares
 from stretto.vision.families.qwen3vl import deepstack
 from stretto.vision.native import NativeEncoder
-from stretto.vision.queue import grid_of, normalise, prepare
+from stretto.vision.queue import find_grid, normalise, prepare
 from stretto.vision.reference import ReferenceEncoder
 from tiny_vision import (
     ENCODERS,
@@ -225,15 +224,14 @@ PIXEL_ERRORS = {
 def test_wrong_pixels_show(name, error):
     encoder = native(name)
     tiles = PIXEL_ERRORS[error](prepare(picture(1), encoder.spec).tiles)
-    found = encode(encoder, normalise(tiles, encoder.spec), grid_of(tiles, encoder.spec))
+    found = encode(encoder, normalise(tiles, encoder.spec), find_grid(tiles, encoder.spec))
     assert np.abs(found - vision_answer(name, "vectors.1")).max() > 10 * TOLERANCE
 
 
 @pytest.mark.parametrize("name", ENCODERS)
 def test_a_wrong_filter_shows(name, monkeypatch):
-    family = sys.modules[type(FAMILIES[vision_spec(name).projector]).__module__]
-    resize = family.resize
-    monkeypatch.setattr(family, "resize", lambda p, h, w, _: resize(p, h, w, "nearest"))
+    resize = base.resize
+    monkeypatch.setattr(base, "resize", lambda p, h, w, _: resize(p, h, w, "nearest"))
     assert difference(native(name), name) > 10 * TOLERANCE
 
 

@@ -10,7 +10,7 @@ from stretto.vision.chat import ImageMessages
 from stretto.vision.families import FAMILIES
 from stretto.vision.families.base import Run, Special, Text
 from stretto.vision.image import Image
-from stretto.vision.queue import grid_of, prepare
+from stretto.vision.queue import find_grid, prepare
 from tiny_vision import picture, seeing_llm, vision_answer, vision_spec
 
 
@@ -18,7 +18,7 @@ def layout(name, i=1):
     """The parts of a picture in a prompt, and its spec."""
     spec = vision_spec(name)
     prepared = prepare(picture(i), spec)
-    grid = grid_of(prepared.tiles, spec)
+    grid = find_grid(prepared.tiles, spec)
     return list(FAMILIES[spec.projector].parts(prepared, spec, grid)), spec, grid
 
 

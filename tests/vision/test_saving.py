@@ -27,7 +27,7 @@ def steps(sequence, n=6, **options):
     return [sequence.step(**options).token for _ in range(n)]
 
 
-def logits_of(sequence):
+def compute_logits(sequence):
     return sequence.logits.copy()
 
 
@@ -41,7 +41,7 @@ def test_the_same_bits_after_a_restart(name, backend, path):
         steps(sequence, 3)
         sequence.save(path)
         tokens = sequence.tokens
-        wanted, logits = steps(sequence), logits_of(sequence)
+        wanted, logits = steps(sequence), compute_logits(sequence)
     with seeing_llm(name, backend, cells=512) as other:
         restored = other.restore(path)
         assert restored.tokens == tokens
@@ -57,7 +57,7 @@ def test_an_image_at_the_very_end(name, path):
     with seeing_llm(name) as llm:
         sequence = llm.sequence("AB")
         sequence.append([t for t in llm.sequence((picture(0),)).tokens if isinstance(t, ImageToken)][:4])
-        logits = logits_of(sequence)
+        logits = compute_logits(sequence)
         sequence.save(path)
     with seeing_llm(name) as other:
         assert (other.restore(path).logits == logits).all()
@@ -123,7 +123,7 @@ def test_computed_again_from_the_file_alone(path):
     """A run on a restored sequence gives its cells up under pressure: vectors come from the file."""
     with seeing_llm("mlp", prefix_cache=False) as llm:
         sequence = llm.sequence(("A", picture(0), "B"))
-        logits = logits_of(sequence)
+        logits = compute_logits(sequence)
         sequence.save(path)
     with seeing_llm("mlp", prefix_cache=False) as llm:
         restored = llm.restore(path)

@@ -9,7 +9,7 @@ import pytest
 
 from stretto.errors import ModelError
 from stretto.weights.gguf import GGUF
-from stretto.weights.mapped import GuardedMap, broken_mappings, check_maps, maps_of
+from stretto.weights.mapped import GuardedMap, broken_mappings, check_maps, list_maps
 from stretto.weights.writer import write_gguf
 
 PAGE = 65_536  # at least one, on any machine
@@ -45,17 +45,17 @@ def test_other_files_are_not_concerned(path, tmp_path):
         cut(path, 4096)
         file.tensors["x"].data.reshape(-1)[-1]
         healthy.check()
-        check_maps(maps_of([other]))
-        assert [one.path for one in maps_of([path])] == [path]
+        check_maps(list_maps([other]))
+        assert [one.path for one in list_maps([path])] == [path]
         assert healthy.tensors["x"].dequantize().min() == 1
 
 
 def test_a_guard_ends_with_its_mapping(path):
     with path.open("rb") as file:
         mapped = GuardedMap.open(file.fileno(), path)
-    assert list(maps_of([path])) == [mapped]
+    assert list(list_maps([path])) == [mapped]
     del mapped
-    assert not list(maps_of([path]))
+    assert not list(list_maps([path]))
 
 
 FOREIGN = """

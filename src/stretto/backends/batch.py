@@ -17,7 +17,7 @@ from stretto.errors import InvalidRequest
 from stretto.models.spec import ModelSpec
 from stretto.weights.adapters import LoRA, Pair
 
-__all__ = ["Adapts", "Batch", "Decoding", "LoRA", "Mix", "Placement", "changes_of", "scales_of"]
+__all__ = ["Adapts", "Batch", "Decoding", "LoRA", "Mix", "Placement", "find_changes", "make_scales"]
 
 
 # The cells of a batch, as a backend gets them.
@@ -129,7 +129,7 @@ class Adapts(Protocol):
         ...
 
 
-def scales_of(mixes: Sequence[Mix | None]) -> dict[str, Floats]:
+def make_scales(mixes: Sequence[Mix | None]) -> dict[str, Floats]:
     """Each adapter's scale for each row, float32[n], 0 where a row is without it; in order of their names.
 
     A row's changes are added in that order, which is why it must not depend on the batch.
@@ -143,7 +143,7 @@ def scales_of(mixes: Sequence[Mix | None]) -> dict[str, Floats]:
     return dict(sorted(found.items()))
 
 
-def changes_of(spec: ModelSpec, pairs: Mapping[str, Pair]) -> dict[str, Pair]:
+def find_changes(spec: ModelSpec, pairs: Mapping[str, Pair]) -> dict[str, Pair]:
     """The changes by the decoder's names: a matrix of the file may be several of the decoder's."""
     parts: dict[str, list[str]] = {}
     slices = spec.slices()

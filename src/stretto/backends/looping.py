@@ -26,7 +26,7 @@ def goes_on(run: FusedRun, found: list[int]) -> bool:
     return accepted
 
 
-def batch_of(run: FusedRun, tokens: list[int]) -> Batch:
+def make_batch(run: FusedRun, tokens: list[int]) -> Batch:
     """The next tokens of a run, in the cells that are reserved for them."""
     n, at = len(tokens), run.n_run
     length = run.n_view - len(run.cells) + at

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stretto import _native
 from stretto.backends.base import Batch, Capabilities, Decoding, DeviceRow, FusedRun, LoRA
-from stretto.backends.batch import changes_of, scales_of
+from stretto.backends.batch import find_changes, make_scales
 from stretto.backends.native_weights import FLOATS, as_bytes, checked_spec, load_weights, narrowest
 from stretto.errors import InvalidRequest
 from stretto.hardware import kernel_sets
@@ -122,7 +122,7 @@ class NativeBackend:
         """
         number = max(self._adapters.values(), default=-1) + 1
         try:
-            for tensor, pair in changes_of(self.spec, lora.pairs).items():
+            for tensor, pair in find_changes(self.spec, lora.pairs).items():
                 matrix = tensor.removesuffix(".weight")
                 both = as_bytes(pair) if matrix in self._quantized else None
                 a, b = both or (narrowest(pair.a), narrowest(pair.b))
@@ -149,7 +149,7 @@ class NativeBackend:
         mixes = batch.mixes
         if mixes is None:
             return []
-        return [(self._adapters[name], scales) for name, scales in scales_of(mixes).items()]
+        return [(self._adapters[name], scales) for name, scales in make_scales(mixes).items()]
 
     def project(self, name: str, rows: Floats) -> Floats:
         """float32[n, rows of the matrix]: what a projection makes of pooled hidden states."""

@@ -218,7 +218,7 @@ def merge(
     interrupted leaves nothing behind.
     """
     from stretto.models import read_spec
-    from stretto.models.summary import target_of
+    from stretto.models.summary import make_target
     from stretto.weights.adapters import read_adapter
     from stretto.weights.adapters.merging import merge_adapter
     from stretto.weights.gguf import GGUF
@@ -231,7 +231,7 @@ def merge(
         raise InvalidRequest(f"{source} is a folder; merge takes a GGUF file")
     columns = "{task.completed}/{task.total} matrices"
     with GGUF(source) as file, progress(model, columns) as show_progress:
-        lora = read_adapter(path, target_of(read_spec(file)))
+        lora = read_adapter(path, make_target(read_spec(file)))
         merge_adapter(file, lora, file_out, scale=scale, dtype=dtype, replace=force, progress=show_progress)
     nbytes = file_out.stat().st_size
     line = f"{file_out}: {len(lora.pairs)} matrices changed, rank {lora.rank}, {size(nbytes)}"

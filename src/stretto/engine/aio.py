@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from stretto.engine.branch import Branches
-from stretto.engine.request import Progress, Request, Summary, progress_of, summary_of
+from stretto.engine.request import Progress, Request, Summary, measure_progress, summarize_requests
 from stretto.engine.types import PromptStep, Result, Token
 from stretto.engine.worker import LoopNotifier, Worker
 
@@ -60,12 +60,12 @@ class AsyncEventStream(Generic[Event]):
     @property
     def progress(self) -> Progress | None:
         """How far it is; None before it has started."""
-        return None if self.request is None else progress_of([self.request], [self.request])
+        return None if self.request is None else measure_progress([self.request], [self.request])
 
     @property
     def summary(self) -> Summary | None:
         """What it took so far; None before it has started."""
-        return None if self.request is None else summary_of([self.request], [self.request])
+        return None if self.request is None else summarize_requests([self.request], [self.request])
 
     def _begin(self) -> list[list[Request[Any]]]:
         request = self._make()
@@ -226,13 +226,13 @@ class AsyncTexts:
     def progress(self) -> Progress | None:
         """How far they are; None before they have started."""
         firsts = [branches.requests[0] for branches in self._branches]
-        return progress_of(self.requests, firsts) if self.requests else None
+        return measure_progress(self.requests, firsts) if self.requests else None
 
     @property
     def summary(self) -> Summary | None:
         """What they took so far; None before they have started."""
         firsts = [branches.requests[0] for branches in self._branches]
-        return summary_of(self.requests, firsts) if self.requests else None
+        return summarize_requests(self.requests, firsts) if self.requests else None
 
     def _begin(self) -> list[list[Request[Any]]]:
         self._prompts = [prompt() if callable(prompt) else prompt for prompt in self._prompts]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from stretto.errors import wrong_value
-from stretto.options.names import refusing_unknown_fields
+from stretto.options.names import refuse_unknown_fields
 from stretto.sampling.params import check_integer, check_number
 
 PASS_TOKENS = 512  # in a forward pass, where a backend does not say how many it wants
 HELD_SEQUENCES = 16  # of callers, siblings and beams, beyond the running requests
 
 
-@refusing_unknown_fields
+@refuse_unknown_fields
 @dataclass(frozen=True)
 class Limits:
     """How much an engine takes on.

@@ -15,7 +15,7 @@ from stretto.engine.repeats import RepeatGuard
 from stretto.engine.types import Token
 from stretto.errors import InvalidRequest, wrong_value
 from stretto.hooks import NativeHook
-from stretto.options.documenting import documented
+from stretto.options.documenting import document_options
 from stretto.options.generating import BRANCHING, BY_NAME, GENERATE, MAX_BRANCHES, OPTIONS
 from stretto.options.names import check_names
 from stretto.options.option import value_remedy
@@ -385,7 +385,7 @@ def combinations_as_markdown() -> str:
 # How many texts of a prompt are asked for, and options as a value.
 
 
-@documented(BRANCHING)
+@document_options(BRANCHING)
 @dataclass(frozen=True)
 class Branching:
     """How many texts come from a prompt, and how they are found."""
@@ -425,7 +425,7 @@ def split_branching(options: Mapping[str, Any]) -> tuple[Branching, dict[str, An
 MAX_TOKEN = 1 << 31  # a token id that any vocabulary could have; the model itself checks the rest
 
 
-@documented(OPTIONS)
+@document_options(OPTIONS)
 class Options(Mapping[str, Any]):
     """Options of `generate`, `stream` and `chat`, as a value. Keywords of a call win over it.
 

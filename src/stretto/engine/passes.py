@@ -33,9 +33,9 @@ __all__ = [
     "Pass",
     "complete",
     "compute_all",
+    "compute_logits",
     "embed_request",
     "embedding_head",
-    "logits_of",
     "measure_request",
     "normalized",
     "score_request",
@@ -93,7 +93,7 @@ def _check_fits(runner: Runner, tokens: list[int], name: str) -> None:
         )
 
 
-def activations_of(
+def compute_activations(
     engine: Engine, tokens: list[int], layers: list[int], adapter: str | Mapping[str, float] | None = None
 ) -> Floats:
     """float32[layers, n, n_embd]: the residual stream of a text at the end of layers."""
@@ -175,7 +175,7 @@ def complete(engine: Engine, request: Request[Any]) -> Any:
     return request.result()
 
 
-def logits_of(engine: Engine, sequences: Seq[Sequence]) -> Floats:
+def compute_logits(engine: Engine, sequences: Seq[Sequence]) -> Floats:
     """float32[n, n_vocab]: the logits of several sequences, computed in one pass; a copy."""
     with engine.lock:
         compute_all(engine, sequences)

@@ -224,7 +224,7 @@ class Progress(NamedTuple):
     sequences: tuple[int, ...] = ()
 
 
-def progress_of(requests: Sequence[Request[Any]], firsts: Sequence[Request[Any]]) -> Progress:
+def measure_progress(requests: Sequence[Request[Any]], firsts: Sequence[Request[Any]]) -> Progress:
     """How far these requests are, of which the first of each prompt stand for it."""
     running = [request for request in requests if not request.finished]
     tracks = [source.track for request in running for source in request.sources]
@@ -255,7 +255,7 @@ class Summary(NamedTuple):
     reasons: tuple[str | None, ...]
 
 
-def summary_of(requests: Sequence[Request[Any]], firsts: Sequence[Request[Any]]) -> Summary:
+def summarize_requests(requests: Sequence[Request[Any]], firsts: Sequence[Request[Any]]) -> Summary:
     """The summary of these requests, of which the first of each prompt stand for it."""
     admitted = [request for request in firsts if request.output.n_prompt and request.sources]
     outputs = [request.output for request in requests]

@@ -120,7 +120,7 @@ def restore(
         if saved.images is not None:
             track.tokens = saved.images.put_into(track.tokens, runner.images)
             track.has_images = True
-            set_lags(runner.cells, cells, lags_of(track.tokens, saved.positions.tolist()))
+            set_lags(runner.cells, cells, count_lags(track.tokens, saved.positions.tolist()))
         track.n_prompt = saved.n_prompt
         track.random = RandomStream(saved.seed, saved.index, saved.draws)
         track.exact = saved.exact
@@ -135,14 +135,14 @@ def check_lags(runner: Runner, track: Track) -> None:
     if lags is None:
         return
     positions = runner.cells.sequence_positions(track.id).tolist()
-    if lags[view].tolist() != lags_of(track.tokens, positions):
+    if lags[view].tolist() != count_lags(track.tokens, positions):
         raise Unsupported(
             "an image with rows and columns as positions was removed or cut in this sequence, and positions "
             "behind it cannot be saved; save before, or compute the text again in a new sequence"
         )
 
 
-def lags_of(tokens: list[int], positions: list[int]) -> list[int]:
+def count_lags(tokens: list[int], positions: list[int]) -> list[int]:
     """The lags of a sequence's tokens (cache/lags.py)."""
     places = {
         row: (token.index, token.columns)

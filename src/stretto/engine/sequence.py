@@ -20,7 +20,7 @@ from stretto.engine.params import sampling_params
 from stretto.engine.track import Track
 from stretto.engine.types import Step
 from stretto.errors import InvalidRequest
-from stretto.options.documenting import documented
+from stretto.options.documenting import document_options
 from stretto.options.generating import SAMPLING
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.rng import RandomStream
@@ -186,7 +186,7 @@ class Sequence:
             raise InvalidRequest(f"sequence {self.id} was changed while its logits were computed")
         return track.logits
 
-    @documented(SAMPLING)
+    @document_options(SAMPLING)
     def sample(self, logits: ArrayLike | None = None, **options: Unpack[SamplingOptions]) -> int:
         """A token drawn from the logits as they are now, or from yours. Nothing is appended."""
         params = sampling_params(options)
@@ -199,7 +199,7 @@ class Sequence:
             )
         return self._track.sample(row, params)
 
-    @documented(SAMPLING)
+    @document_options(SAMPLING)
     def step(self, **options: Unpack[SamplingOptions]) -> Step:
         """Sample a token and append it. An end token is returned and not appended."""
         return self._step(sampling_params(options))

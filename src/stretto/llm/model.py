@@ -18,12 +18,12 @@ from stretto.engine.metrics import StepLog
 from stretto.engine.params import Options, merge_options, sampling_params
 from stretto.engine.parked import ParkedSequences
 from stretto.engine.passes import (
-    activations_of,
     complete,
+    compute_activations,
     compute_all,
+    compute_logits,
     embed_request,
     embedding_head,
-    logits_of,
     states_request,
 )
 from stretto.engine.sequence import new_sequence, restored_sequence, step_all
@@ -34,7 +34,7 @@ from stretto.llm.prompts import Prompt, prompt_ids
 from stretto.llm.scoring import Adapter, Scoring
 from stretto.llm.texts import Texts, is_list, new_runs
 from stretto.loading.choose import Route
-from stretto.options.documenting import documented
+from stretto.options.documenting import document_options
 from stretto.options.generating import CACHE_SALT, PARALLEL, SAMPLING
 from stretto.sampling.rng import RandomStream
 from stretto.text.reasoning import find_reasoning
@@ -169,7 +169,7 @@ class LLM(Texts, Scoring, EngineModel):
         stream: Literal[False] = False,
         **keywords: Unpack[ParallelOptions],
     ) -> list[ParallelText]: ...
-    @documented(PARALLEL)
+    @document_options(PARALLEL)
     def parallel(
         self, prompt: Any, options: Options | None = None, *, stream: bool = False, **keywords: Any
     ) -> ParallelText | list[ParallelText] | ParallelStream:
@@ -209,7 +209,7 @@ class LLM(Texts, Scoring, EngineModel):
         stream: Literal[True],
         **keywords: Unpack[ParallelOptions],
     ) -> AsyncParallelStream: ...
-    @documented(PARALLEL)
+    @document_options(PARALLEL)
     def aparallel(
         self, prompt: Any, options: Options | None = None, *, stream: bool = False, **keywords: Any
     ) -> Awaitable[ParallelText | list[ParallelText]] | AsyncParallelStream:
@@ -277,7 +277,7 @@ class LLM(Texts, Scoring, EngineModel):
         CACHE_SALT.check(cache_salt)
         return restored_sequence(self._engine, path, share, cache_salt)
 
-    @documented(SAMPLING)
+    @document_options(SAMPLING)
     def step(self, sequences: Iterable[Sequence], **options: Unpack[SamplingOptions]) -> list[Step]:
         """Move several sequences on by one token each, with one forward pass for all.
 
@@ -297,7 +297,7 @@ class LLM(Texts, Scoring, EngineModel):
 
         >>> llm.logits([seq, alt]).argmax(axis=1)
         """
-        return logits_of(self._engine, _several(sequences))
+        return compute_logits(self._engine, _several(sequences))
 
     def forward(self, batch: Batch) -> Floats:
         """Run a batch you built: float32[n_wanted, n_vocab], a row for each token that wanted logits."""
@@ -320,13 +320,13 @@ class LLM(Texts, Scoring, EngineModel):
         >>> llm.load_adapter("pirate", "pirate.gguf")
         >>> llm.generate("Hello", adapter="pirate")
         """
-        from stretto.models.summary import target_of
+        from stretto.models.summary import make_target
         from stretto.weights.adapters import read_adapter
 
         adapters = self._engine.runner.adapters
         adapters.able()
         adapters.check_free(name)
-        lora = read_adapter(path, target_of(self.spec))
+        lora = read_adapter(path, make_target(self.spec))
         with self._engine.arrivals.arriving(), self._engine.lock:
             self._engine.runner.check_open()
             adapters.load(name, lora)
@@ -338,12 +338,12 @@ class LLM(Texts, Scoring, EngineModel):
         >>> llm.load_steering("calm", {12: direction})
         >>> llm.generate("Hello", adapter={"calm": 4.0})
         """
-        from stretto.models.summary import target_of
+        from stretto.models.summary import make_target
         from stretto.weights.adapters.steering import make_steering
 
         adapters = self._engine.runner.adapters
         adapters.able()
-        made = make_steering(vectors, target_of(self.spec))
+        made = make_steering(vectors, make_target(self.spec))
         with self._engine.arrivals.arriving(), self._engine.lock:
             self._engine.runner.check_open()
             adapters.load(name, made)
@@ -351,10 +351,10 @@ class LLM(Texts, Scoring, EngineModel):
 
     def save_steering(self, path: str | os.PathLike[str], vectors: Mapping[int, Any]) -> None:
         """Write vectors by layer as a GGUF file, which `load_adapter` and llama.cpp read."""
-        from stretto.models.summary import target_of
+        from stretto.models.summary import make_target
         from stretto.weights.adapters.steering import write_steering
 
-        write_steering(path, vectors, target_of(self.spec))
+        write_steering(path, vectors, make_target(self.spec))
 
     def activations(
         self, text: str | Seq[int], layers: Seq[int], *, adapter: Adapter | None = None
@@ -364,7 +364,7 @@ class LLM(Texts, Scoring, EngineModel):
         >>> llm.activations("I am calm.", [12])[0, -1]
         """
         ids = prompt_ids(self._engine, text, param="text")
-        return activations_of(self._engine, ids, list(layers), adapter)
+        return compute_activations(self._engine, ids, list(layers), adapter)
 
     def unload_adapter(self, name: str) -> None:
         """Free an adapter; while a sequence or a request uses it, that raises `InvalidRequest`."""

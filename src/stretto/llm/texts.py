@@ -30,7 +30,7 @@ from stretto.llm.prompts import (
     known_template,
     prompt_ids,
 )
-from stretto.options.documenting import documented
+from stretto.options.documenting import document_options
 from stretto.options.generating import CACHE_SALT, CHAT, GENERATE, STREAM
 from stretto.options.names import check_backend
 from stretto.text.messages import thinking_arguments
@@ -181,7 +181,7 @@ class Texts:
         n: None = None,
         **keywords: Unpack[GenerateKeywords],
     ) -> list[Result]: ...
-    @documented(GENERATE)
+    @document_options(GENERATE)
     def generate(
         self,
         prompt: OnePrompt | Sequence | Prompts,
@@ -206,14 +206,14 @@ class Texts:
             return self._run(several, progress)  # type: ignore[return-value]  # as many as the overloads say
         return self._run([new_branches(self._engine, cast(Prompt, prompt), chosen)], progress)[0]
 
-    @documented(STREAM)
+    @document_options(STREAM)
     def stream(
         self, prompt: Prompt | Sequence, options: Options | None = None, **keywords: Unpack[Keywords]
     ) -> TextStream:
         """Generate token by token: iterate the stream, then read its `result`."""
         return TextStream(self._engine, new_text(self._engine, prompt, self._chosen(options, keywords)))
 
-    @documented(STREAM)
+    @document_options(STREAM)
     def astream(
         self, prompt: Prompt | Sequence, options: Options | None = None, **keywords: Unpack[Keywords]
     ) -> AsyncStream:
@@ -249,7 +249,7 @@ class Texts:
     async def agenerate(
         self, prompt: Prompts, options: Options | None = None, *, n: None = None, **keywords: Unpack[Keywords]
     ) -> list[Result]: ...
-    @documented(GENERATE)
+    @document_options(GENERATE)
     async def agenerate(
         self, prompt: OnePrompt | Sequence | Prompts, options: Options | None = None, **keywords: Any
     ) -> Result | list[Result] | list[list[Result]]:
@@ -268,7 +268,7 @@ class Texts:
         results = [branches.results() for branches in several]
         return cast(list[Result], results) if whole else results[0]
 
-    @documented(STREAM)
+    @document_options(STREAM)
     def astream_many(
         self,
         prompts: Seq[str | list[int] | Callable[[], list[int]]],
@@ -357,7 +357,7 @@ class Texts:
         stream: bool,
         **keywords: Unpack[ChatKeywords],
     ) -> Result | TextStream: ...
-    @documented(CHAT)
+    @document_options(CHAT)
     def chat(
         self,
         messages: str | Seq[Message] | Sequence,
@@ -403,7 +403,7 @@ class Texts:
         stream: Literal[True],
         **keywords: Unpack[ChatKeywords],
     ) -> AsyncStream: ...
-    @documented(CHAT)
+    @document_options(CHAT)
     def achat(
         self,
         messages: str | Seq[Message] | Sequence,

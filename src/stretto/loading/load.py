@@ -17,9 +17,9 @@ from stretto.errors import InvalidRequest
 from stretto.llm.model import LLM
 from stretto.loading.describe import Model, find_kind
 from stretto.loading.open import OpenedModel, open_model
-from stretto.options.documenting import documented
+from stretto.options.documenting import document_options
 from stretto.options.loading import LOAD, LoadOptions
-from stretto.options.names import check_model, refusing_unknown
+from stretto.options.names import check_model, refuse_unknown
 from stretto.text.loading import make_template, template_source
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from stretto.vision.cache import ImageCache
 
 
-@documented(LOAD)
-@refusing_unknown
+@document_options(LOAD)
+@refuse_unknown
 def load(
     model: str | os.PathLike[str],
     *,

@@ -24,7 +24,7 @@ from stretto.loading.probe import Figures
 from stretto.options.loading import LoadOptions
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
-from stretto.weights.mapped import GuardedMap, check_maps, maps_of
+from stretto.weights.mapped import GuardedMap, check_maps, list_maps
 
 if TYPE_CHECKING:
     from stretto.loading.images import ImageEncoder
@@ -74,7 +74,7 @@ def open_model(model: Model, options: LoadOptions | None = None) -> OpenedModel:
             tokenizer, template = text.result()
         check_vocabulary(tokenizer, backend.spec, description.path)
         vision = None if encoder is None else encoder.open(backend.spec, tokenizer, route, setup)
-        maps = maps_of([*description.files, *([] if encoder is None else [encoder.path])])
+        maps = list_maps([*description.files, *([] if encoder is None else [encoder.path])])
         check_maps(maps)
         defaults = description.read_defaults()
         opened.pop_all()

@@ -83,6 +83,6 @@ def _attention(mixer: Attention) -> str:
 # What readers of adapters have to know of a model.
 
 
-def target_of(spec: ModelSpec) -> Target:
+def make_target(spec: ModelSpec) -> Target:
     """The model that an adapter is to change."""
     return Target(spec.architecture, spec.tensors(), spec.head_size, spec.n_layer, spec.n_embd)

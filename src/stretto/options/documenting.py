@@ -17,18 +17,18 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 WIDTH = 96  # of a docstring's lines
 
 
-def documented(table: Table, title: str = "Options") -> Callable[[Function], Function]:
+def document_options(table: Table, title: str = "Options") -> Callable[[Function], Function]:
     """A decorator: adds a table of options to a docstring, and to the signature that `help` shows."""
 
     def add(function: Function) -> Function:
-        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{docstring_of(table, title)}"
+        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{write_docstring(table, title)}"
         function.__signature__ = _signature(function, table)  # type: ignore[attr-defined]
         return function
 
     return add
 
 
-def docstring_of(table: Table, title: str = "Options") -> str:
+def write_docstring(table: Table, title: str = "Options") -> str:
     """The section of a docstring that lists options."""
     return "\n".join([f"{title}:", *map(_described, table)])
 

@@ -82,7 +82,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Kind = TypeVar("Kind")
 
 
-def refusing_unknown(function: Function) -> Function:
+def refuse_unknown(function: Function) -> Function:
     """A decorator: unknown keywords raise `InvalidRequest` with the right name."""
     known = tuple(name for name in inspect.signature(function).parameters if name != "self")
 
@@ -94,9 +94,9 @@ def refusing_unknown(function: Function) -> Function:
     return cast(Function, checked)
 
 
-def refusing_unknown_fields(kind: type[Kind]) -> type[Kind]:
+def refuse_unknown_fields(kind: type[Kind]) -> type[Kind]:
     """A decorator of dataclasses: unknown fields raise `InvalidRequest` with the right name."""
-    setattr(kind, "__init__", refusing_unknown(kind.__init__))  # noqa: B010
+    setattr(kind, "__init__", refuse_unknown(kind.__init__))  # noqa: B010
     return kind
 
 

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from stretto.engine.params import RequestParams, check_combinations, check_parallel, request_params
 from stretto.errors import InvalidRequest, wrong_value
-from stretto.options.documenting import documented
+from stretto.options.documenting import document_options
 from stretto.options.generating import PARALLEL, PARALLEL_OWN
 from stretto.options.names import check_names
 from stretto.options.option import without
@@ -91,7 +91,7 @@ class Bezier(_Checked):
 Mode = Literal["isolated", "visible"] | ArrayLike | Callable[[list[Member]], ArrayLike]
 
 
-@documented(PARALLEL_OWN)
+@document_options(PARALLEL_OWN)
 @dataclass(frozen=True)
 class ParallelParams:
     """The options of a parallel run that ordinary requests do not have, checked."""

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from stretto.errors import InvalidRequest
-from stretto.options.documenting import documented
+from stretto.options.documenting import document_options
 from stretto.options.generating import SAMPLING
 from stretto.options.option import check_integer, check_number
 
@@ -35,7 +35,7 @@ def check_bias(name: str, bias: object, most: int = MAX_TOKEN) -> None:
             raise InvalidRequest(message, param=name, value=value)
 
 
-@documented(SAMPLING)
+@document_options(SAMPLING)
 @dataclass(frozen=True)
 class SamplingParams:
     """Parameters of the sampling chain.

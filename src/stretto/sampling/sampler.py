@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from stretto import _native
 from stretto.errors import InvalidRequest, wrong_value
-from stretto.options.documenting import documented
+from stretto.options.documenting import document_options
 from stretto.options.generating import SAMPLING
 from stretto.sampling import transforms
 from stretto.sampling.params import SamplingParams
@@ -30,7 +30,7 @@ WRONG = {
 }
 
 
-@documented(SAMPLING)
+@document_options(SAMPLING)
 def sample(
     logits: ArrayLike,
     *,

@@ -21,7 +21,7 @@ from stretto.tasks.images.prepare import Preparation, prepare
 from stretto.tasks.images.u2net import resize_mask, stretch
 from stretto.tasks.model import Source, TaskModel
 from stretto.tasks.recipe import Recipe, read_recipe
-from stretto.tasks.yolo import Convention, Yolo, convention_of
+from stretto.tasks.yolo import Convention, Yolo, find_convention
 from stretto.vision.image import Image
 
 MIN_TENSOR_BYTES = 1 << 30
@@ -50,7 +50,7 @@ def open_task(source: Source, device: str, threads: int | None) -> TaskModel:
     try:
         if recipe is not None:
             return _by_recipe(replace(source, license=recipe.license), session, recipe)
-        convention = convention_of(session)
+        convention = find_convention(session)
         if convention is None:
             raise ModelError(_needed(path, session), path=path)
         said = session.file.metadata.get("license", "")

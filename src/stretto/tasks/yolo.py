@@ -264,7 +264,7 @@ class Yolo(Detector):
         return made
 
 
-def convention_of(session: OnnxSession) -> Convention | None:
+def find_convention(session: OnnxSession) -> Convention | None:
     """The convention that a file follows, or None; `ModelError` if it is a known one that is not served."""
     file = session.file
     if len(file.inputs) != 1:
@@ -288,7 +288,7 @@ def convention_of(session: OnnxSession) -> Convention | None:
     head = recognize(shapes, width, height)
     if head is None:
         return None
-    return Convention(head, width, height, labels_of(session, head, shapes))
+    return Convention(head, width, height, read_class_names(session, head, shapes))
 
 
 def output_shapes(session: OnnxSession, width: int, height: int) -> Shapes:
@@ -305,7 +305,7 @@ def output_shapes(session: OnnxSession, width: int, height: int) -> Shapes:
     return {name: array.shape for name, array in session.run({given.name: grey}).items()}
 
 
-def labels_of(session: OnnxSession, head: str, shapes: Shapes) -> Sequence[str]:
+def read_class_names(session: OnnxSession, head: str, shapes: Shapes) -> Sequence[str]:
     """The names in the metadata; numbers in place of names that it lacks."""
     names = read_names(session.file.metadata.get("names", ""))
     room = count_classes(head, shapes)

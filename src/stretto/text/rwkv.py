@@ -32,7 +32,7 @@ class RWKVTokenizer(Tokenizer):
         )
         self._ids: dict[bytes, int] = {}
         for text, token in vocabulary.of_type(TokenType.NORMAL, TokenType.UNDEFINED).items():
-            data = unescaped(text)
+            data = unescape_bytes(text)
             if len(data) > MAX_TOKEN_BYTES:
                 raise ModelError(f"token {token} has {len(data)} bytes", field=TOKENS)
             if data:
@@ -66,13 +66,13 @@ class RWKVTokenizer(Tokenizer):
         )
 
     def _plain_bytes(self, text: str) -> bytes:
-        return unescaped(text)
+        return unescape_bytes(text)
 
 
-def unescaped(text: str) -> bytes:
+def unescape_bytes(text: str) -> bytes:
     """The bytes of a token as files spell it.
 
-    >>> unescaped(r"\\n\\xe4")
+    >>> unescape_bytes(r"\\n\\xe4")
     b'\\n\\xe4'
     """
 

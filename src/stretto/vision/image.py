@@ -57,7 +57,7 @@ class Image:
         if isinstance(source, np.ndarray):
             return cls(_from_array(source, max_pixels))
         if isinstance(source, str) and source[:5].lower() == "data:":
-            return cls(decode(data_of_url(source), "in the data: URL", max_pixels))
+            return cls(decode(decode_url(source), "in the data: URL", max_pixels))
         if isinstance(source, (bytes, bytearray, memoryview)):
             return cls(decode(_from_bytes(source), "in the bytes", max_pixels))
         if isinstance(source, (str, os.PathLike)):
@@ -122,7 +122,7 @@ def _check_bytes(name: str, n: int) -> None:
         )
 
 
-def data_of_url(url: str) -> bytes:
+def decode_url(url: str) -> bytes:
     """The bytes in a `data:` URL."""
     if len(url) > 2 * MAX_URL_BYTES:
         raise InvalidRequest(

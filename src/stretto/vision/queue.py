@@ -38,14 +38,14 @@ def prepare(image: Image, spec: VisionSpec) -> Prepared:
     return FAMILIES[spec.projector].prepare(pixels, spec)
 
 
-def grid_of(tiles: Pixels, spec: VisionSpec) -> Grid:
+def find_grid(tiles: Pixels, spec: VisionSpec) -> Grid:
     """Rows and columns of patches of each of some tiles."""
     return tiles.shape[-3] // spec.patch_size, tiles.shape[-2] // spec.patch_size
 
 
 def normalise(tiles: Pixels, spec: VisionSpec) -> Floats:
     """float32[n, patches, 3 × patch × patch]: patches row by row, each channel by channel."""
-    n, (rows, columns), patch = len(tiles), grid_of(tiles, spec), spec.patch_size
+    n, (rows, columns), patch = len(tiles), find_grid(tiles, spec), spec.patch_size
     scaled: Floats = tiles.astype(np.float32) * np.float32(1 / 255)
     scaled -= np.array(spec.mean, np.float32)
     scaled /= np.array(spec.std, np.float32)
@@ -80,7 +80,7 @@ class EncodedImage:
     def shape(self) -> tuple[int, int]:
         """The shape of its vectors, those of all tiles concatenated."""
         spec, tiles = self._queue.encoder.spec, self.prepared.tiles
-        return len(tiles) * spec.tokens_of(grid_of(tiles, spec)), spec.n_vector
+        return len(tiles) * spec.tokens_of(find_grid(tiles, spec)), spec.n_vector
 
     def vectors(self) -> Floats:
         """float32[n, n_vector]; encodes the image if that has not been done."""
@@ -108,7 +108,7 @@ class _Batch:
 
     def __init__(self, encoder: Encoder, jobs: list[_Job]) -> None:
         self._encoder = encoder
-        self._grid = grid_of(jobs[0].tiles, encoder.spec)
+        self._grid = find_grid(jobs[0].tiles, encoder.spec)
         self._taps: list[Floats] = []
         self.jobs = jobs  # of each tile
         self.done: list[Floats] = []  # float32[tokens, n_vector] of each encoded tile
@@ -233,7 +233,7 @@ class EncodingQueue:
         jobs: list[_Job] = []
         for job in self.jobs.values():
             if job.tiles.shape[1:] == size:
-                max_tiles = max(1, BATCH_POSITIONS // spec.positions_of(grid_of(job.tiles, spec)))
+                max_tiles = max(1, BATCH_POSITIONS // spec.positions_of(find_grid(job.tiles, spec)))
                 jobs += [job] * min(max_tiles - len(jobs), len(job.tiles) - job.n_begun)
         return _Batch(self.encoder, jobs)
 

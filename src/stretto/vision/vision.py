@@ -16,7 +16,7 @@ from stretto.vision.encoder import Encoder
 from stretto.vision.families import FAMILIES
 from stretto.vision.families.base import Part, Special, Text
 from stretto.vision.image import Image
-from stretto.vision.queue import EncodedImage, EncodingQueue, grid_of, prepare
+from stretto.vision.queue import EncodedImage, EncodingQueue, find_grid, prepare
 from stretto.vision.spec import VisionSpec
 
 # names of an image's tokens in vocabularies
@@ -53,7 +53,7 @@ class Vision:
         if salt:
             head += sha256(salt.encode("utf-8", "surrogatepass")).digest()
         encoded = EncodedImage(self.queue, prepared, sha256(head + prepared.digest()).digest(), self)
-        grid = grid_of(prepared.tiles, self.spec)
+        grid = find_grid(prepared.tiles, self.spec)
         tokens: list[int] = []
         for part in FAMILIES[self.spec.projector].parts(prepared, self.spec, grid):
             tokens += self._part(encoded, part)

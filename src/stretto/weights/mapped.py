@@ -53,7 +53,7 @@ class GuardedMap(mmap.mmap):
 _live: WeakSet[GuardedMap] = WeakSet()
 
 
-def maps_of(paths: Collection[Path]) -> WeakSet[GuardedMap]:
+def list_maps(paths: Collection[Path]) -> WeakSet[GuardedMap]:
     """The mappings of some files and of what was made of them, for as long as anything uses them."""
     return WeakSet(one for one in list(_live) if one.path in paths or one.made_of in paths)
 

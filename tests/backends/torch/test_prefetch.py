@@ -21,7 +21,7 @@ def dense(rows, columns, dtype=torch.bfloat16):
 
 
 def asked(matrix):
-    found = prefetch.prefetch_of(matrix)
+    found = prefetch.make_prefetch(matrix)
     return found and (found.rows, found.stride, found.size)
 
 
@@ -35,7 +35,7 @@ def test_the_beginning_of_each_row_of_a_large_one(monkeypatch):
 
 
 def test_programs_beside_each_row_ask_for_all_of_it():
-    found = prefetch.prefetch_of(dense(1000, 64))
+    found = prefetch.make_prefetch(dense(1000, 64))
     assert found.grid(1) * prefetch.BLOCK >= 1000 > (found.grid(1) - 1) * prefetch.BLOCK
     assert found.grid(8) == 1
 

@@ -6,7 +6,7 @@ import pytest
 from attention_plans import attended, expected
 from stretto.backends.batch import Batch, Decoding
 from stretto.backends.torch.device import is_interpreting
-from stretto.backends.torch.planner import BUCKETS, WorkPlanner, bucket_of
+from stretto.backends.torch.planner import BUCKETS, WorkPlanner, find_bucket
 from stretto.backends.torch.views import append_cells
 from stretto.cache.cells import Cells
 from stretto.errors import InvalidRequest
@@ -134,7 +134,7 @@ def test_a_model_without_attention_has_tokens_and_runs():
 
 
 def test_buckets_are_powers_of_two():
-    assert [bucket_of(n) for n in (1, 3, 256, 257)] == [1, 4, 256, None]
+    assert [find_bucket(n) for n in (1, 3, 256, 257)] == [1, 4, 256, None]
     with pytest.raises(InvalidRequest, match="bucket must be one of"):
         planner().blank(3)
 

@@ -8,7 +8,7 @@ import pytest
 from attention_plans import N_VOCAB, Device, check, check_step, items_at, prefill, records
 from stretto import _native
 from stretto.backends.batch import Batch, Decoding
-from stretto.backends.torch.planner import kinds_of
+from stretto.backends.torch.planner import list_kinds
 from stretto.backends.torch.work import SPAN, run_numbers
 from stretto.cache.cells import Cells
 from tiny_models import tiny_spec, with_mixers
@@ -18,9 +18,9 @@ CAUSAL = ALL[:3]
 
 
 def test_kinds_are_those_of_the_layers():
-    assert kinds_of(tiny_spec("gemma3")) == ((8, True), (None, True))
-    assert kinds_of(with_mixers(tiny_spec("gemma3"), causal=False)) == ((8, False), (None, False))
-    assert kinds_of(tiny_spec("deepseek2-lite")) == ((None, True),)
+    assert list_kinds(tiny_spec("gemma3")) == ((8, True), (None, True))
+    assert list_kinds(with_mixers(tiny_spec("gemma3"), causal=False)) == ((8, False), (None, False))
+    assert list_kinds(tiny_spec("deepseek2-lite")) == ((None, True),)
 
 
 def test_a_prompt_is_blocks_of_rows():

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.base import Batch, Capabilities, Decoding, FusedRun, NoSlots
-from stretto.backends.looping import batch_of, goes_on, is_interrupted, next_uniform
+from stretto.backends.looping import goes_on, is_interrupted, make_batch, next_uniform
 from stretto.backends.onnx.calls import Caller, Presents, Tail
 from stretto.backends.onnx.graph import DecoderGraph, Plane
 from stretto.backends.onnx.grouping import Chain, check_exact, group_chains
@@ -195,7 +195,7 @@ class OnnxBackend(PoolBackend):
             n, position = run.n_view - len(run.cells) + run.n_run, run.position + run.n_run
             if len(tokens) == 1 and self.tail is not None and self.tail.continues(run.edits, n, position):
                 return self._grow(tokens[0], int(run.cells[run.n_run]))
-            logits = self._forward(batch_of(run, tokens))
+            logits = self._forward(make_batch(run, tokens))
             if len(tokens) == 1:
                 self._begin_tail(run.edits, n + 1, position, run.table)
             return logits

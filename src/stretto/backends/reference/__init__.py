@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.base import Batch, Capabilities, FusedRun, LoRA
-from stretto.backends.batch import Placement, changes_of, scales_of
+from stretto.backends.batch import Placement, find_changes, make_scales
 from stretto.backends.reference import feed_forward, mixers
 from stretto.backends.reference.feed_forward import dense, experts
 from stretto.backends.reference.layer import (
@@ -108,7 +108,7 @@ class ReferenceBackend:
 
     def load_adapter(self, name: str, lora: LoRA) -> None:
         """Have an adapter ready."""
-        self._adapters[name] = changes_of(self.spec, lora.pairs)
+        self._adapters[name] = find_changes(self.spec, lora.pairs)
         self._vectors[name] = lora.vectors
 
     def unload_adapter(self, name: str) -> None:
@@ -123,7 +123,7 @@ class ReferenceBackend:
     def _changes(self, batch: Batch, rows: Ints | slice = slice(None)) -> Changes:
         """What the adapters of a batch add to products of some of its rows."""
         found: dict[str, list[tuple[Floats, Pair]]] = {}
-        for name, scales in scales_of(batch.mixes or ()).items():
+        for name, scales in make_scales(batch.mixes or ()).items():
             for matrix, pair in self._adapters[name].items():
                 found.setdefault(matrix, []).append((scales[rows], pair))
         return found
@@ -177,7 +177,7 @@ class ReferenceBackend:
             run.inputs = feed_forward.inputs(spec.per_layer, whole, batch, x)
         if spec.streams is not None:
             x = feed_forward.spread(whole, x)
-        states, scales = [], scales_of(batch.mixes or ())
+        states, scales = [], make_scales(batch.mixes or ())
         for i, layer in enumerate(spec.layers):
             x = (self.layer if layer.streams is None else self._streams_layer)(i, layer, x, run)
             if i < spec.deepstack:

@@ -9,7 +9,7 @@ import torch
 
 from stretto.backends.torch import planes
 from stretto.backends.torch.device import Tensor, uses_kernels
-from stretto.backends.torch.launching import Form, form_of
+from stretto.backends.torch.launching import Form, make_form
 from stretto.backends.torch.matrix import BLOCK, prefetch_arguments, product
 from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.planes import Plane, read, write
@@ -250,7 +250,7 @@ class AttentionLayer:
             together = min(HEADS, together)
         parts = -(-mixer.n_head // together)
         self._programs = parts + (2 if mixer.shared is None else 0)
-        form = form_of(
+        form = make_form(
             kernels.queries_and_keys,
             HP=together, KP=power_of_two(mixer.n_kv_head), PARTS=parts, DP=power_of_two(size),
             QSTRIDE=size * (2 if mixer.gate else 1), PLACED=placed, **self._turning_constants(has_axes),

@@ -20,7 +20,7 @@ from stretto.backends.torch.device import Tensor, open_device, uses_kernels
 from stretto.backends.torch.loop import Loop
 from stretto.backends.torch.memory import free_again, is_out_of_memory, is_wide, ran_out
 from stretto.backends.torch.passes import Pass
-from stretto.backends.torch.planner import WorkPlanner, bucket_of, kinds_of
+from stretto.backends.torch.planner import WorkPlanner, find_bucket, list_kinds
 from stretto.backends.torch.rows import RowSampler, TorchRows
 from stretto.backends.torch.steps import Steps
 from stretto.backends.torch.upload import release
@@ -114,7 +114,7 @@ class TorchBackend:
             self.device,
             n_cells,
             spec.n_vocab,
-            kinds_of(spec),
+            list_kinds(spec),
             context_length=min(spec.context_length, n_cells),
             n_slots=self.n_slots,
             windowed_images=spec.windowed_images,
@@ -139,7 +139,7 @@ class TorchBackend:
         """`forward`; of `tokens` int32[n], if they are known on the device alone."""
         decoder, n = self._open, len(batch)
         try:
-            if isinstance(batch, Decoding) and (bucket := bucket_of(n)) is not None:
+            if isinstance(batch, Decoding) and (bucket := find_bucket(n)) is not None:
                 work = self.planner.decode(batch, bucket)
                 if work is not None:
                     if tokens is not None:

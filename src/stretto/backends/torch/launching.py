@@ -1,7 +1,7 @@
 """Launches of Triton kernels that take a few microseconds of the host instead of fifty and more.
 
     launch(kernel, (n,), x, out, 0.5, WIDTH=128, num_warps=4)     # kernel[(n,)](x, out, 0.5, WIDTH=128, …)
-    form = form_of(kernel, WIDTH=128, num_warps=4)                # the same, where constants are at hand
+    form = make_form(kernel, WIDTH=128, num_warps=4)                # the same, where constants are at hand
     form.launch((n,), x, out, 0.5)
 
 Triton finds the compiled form of a kernel by all that it could be specialised for, in the general way, at
@@ -36,10 +36,10 @@ _FORMS: dict[tuple[Any, ...], Form] = {}  # by the kernel's id, names of constan
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
     """`kernel[grid](*args, **constants)`; tensors are among `args` only."""
     form = _FORMS.get((id(kernel), *constants, *constants.values()))
-    (form or form_of(kernel, **constants)).launch(grid, *args)
+    (form or make_form(kernel, **constants)).launch(grid, *args)
 
 
-def form_of(kernel: Any, **constants: Any) -> Form:
+def make_form(kernel: Any, **constants: Any) -> Form:
     """A kernel with constants and options, to be launched with arguments."""
     key = (id(kernel), *constants, *constants.values())
     form = _FORMS.get(key) or Form(kernel, constants)

@@ -22,7 +22,7 @@ import numpy as np
 
 from stretto.backends.base import DeviceRow, FusedRun
 from stretto.backends.batch import Batch
-from stretto.backends.looping import batch_of, goes_on, is_interrupted, next_uniform
+from stretto.backends.looping import goes_on, is_interrupted, make_batch, next_uniform
 from stretto.backends.torch.device import Tensor, uses_kernels
 from stretto.backends.torch.planner import OneRow, WorkPlanner
 from stretto.backends.torch.rows import Logits, RowSampler, TorchRow
@@ -151,7 +151,7 @@ class Loop:
 
     def _several(self, run: FusedRun, tokens: list[int]) -> TorchRow:
         """Compute several tokens in one pass; the logits after them."""
-        (row,) = self._forward(batch_of(run, tokens))
+        (row,) = self._forward(make_batch(run, tokens))
         assert isinstance(row, TorchRow)
         return row
 

@@ -366,7 +366,7 @@ class Prefetch:
         return -(-self.rows // (BLOCK * rows))
 
 
-def prefetch_of(matrix: Matrix) -> Prefetch | None:
+def make_prefetch(matrix: Matrix) -> Prefetch | None:
     """What to ask for before a product, if anything: a share of the largest part that is not packed."""
     parts = [each for each in matrix.parts if isinstance(each, Dense) and each.weight.data_ptr() % UNIT == 0]
     if not parts:

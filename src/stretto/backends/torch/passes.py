@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from stretto.backends.torch.cells import DeviceCells
 from stretto.backends.torch.device import Tensor
-from stretto.backends.torch.matrix import Matrix, Prefetch, prefetch_of
+from stretto.backends.torch.matrix import Matrix, Prefetch, make_prefetch
 from stretto.backends.torch.work import PassWork, Runs
 
 
@@ -29,7 +29,7 @@ class Pass:
 
     def prefetch(self, matrix: Matrix) -> Prefetch | None:
         """What a kernel that leaves the memory idle prefetches if this matrix is multiplied next."""
-        return prefetch_of(matrix) if self.prefetches else None
+        return make_prefetch(matrix) if self.prefetches else None
 
     @property
     def tokens(self) -> Tensor:

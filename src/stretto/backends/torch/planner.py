@@ -126,12 +126,12 @@ FEW_ROWS = 16  # of one view, that attend span by span: one program for all thei
 MOST_SLOTS = 1 << 14  # of partial results in a decode step; a step with more takes `place`
 
 
-def bucket_of(n: int) -> int | None:
+def find_bucket(n: int) -> int | None:
     """The smallest bucket for n rows; None if there are more rows than in any."""
     return next((bucket for bucket in BUCKETS if n <= bucket), None)
 
 
-def kinds_of(spec: ModelSpec) -> tuple[Kind, ...]:
+def list_kinds(spec: ModelSpec) -> tuple[Kind, ...]:
     """The distinct kinds of attention of a model's layers."""
     found: dict[Kind, None] = {}
     for layer in spec.layers:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from stretto.backends.torch.device import Tensor, uses_kernels
-from stretto.backends.torch.launching import Form, form_of
+from stretto.backends.torch.launching import Form, make_form
 from stretto.backends.torch.matrix import BLOCK, Prefetch, prefetch_arguments
 from stretto.models.parts import Norm
 
@@ -123,7 +123,7 @@ def _new_form(
     width = x.shape[1]
     given, after = weights or post, post or weights
     groups = 1 if weights is None or weights.weight is None else weights.weight.numel() // width
-    form = form_of(
+    form = make_form(
         kernels.add_norm,
         WIDTH=width, BLOCK=power_of_two(width), ADD=adds,
         POST=post is not None, POST_LAYER=post is not None and post.part.kind == "layer",

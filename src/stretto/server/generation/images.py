@@ -28,7 +28,7 @@ from stretto import Image
 from stretto.server.http.errors import ApiError, blame_field, field_error, unsupported
 from stretto.server.settings import RequestLimits, Settings
 from stretto.vision.apart import DecodingPool
-from stretto.vision.image import data_of_url
+from stretto.vision.image import decode_url
 
 MAX_REDIRECTS = 3
 PORTS = {"http": 80, "https": 443}
@@ -71,7 +71,7 @@ async def _in_pool(
 
 def _from_data_url(url: str, param: str, limits: RequestLimits) -> Image:
     with blame_field(param, "invalid_image"):
-        data = data_of_url(url)
+        data = decode_url(url)
     return _opened(data, param, limits)
 
 

@@ -19,7 +19,7 @@ from stretto.llm.base import EngineModel
 from stretto.loading.choose import check_download
 from stretto.loading.images import find_encoder
 from stretto.models import ModelSpec, read_spec
-from stretto.models.summary import model_memory, target_of
+from stretto.models.summary import make_target, model_memory
 from stretto.server.settings import ModelEntry, Settings
 from stretto.text.infill import can_infill
 from stretto.text.reasoning import find_format
@@ -215,7 +215,7 @@ def _make_file_model(entry: ModelEntry, settings: Settings, limit: int) -> Serve
 
 def _check_adapters(entry: ModelEntry, spec: ModelSpec) -> int:
     """The bytes of a model's adapters; raises for one that is not for this model."""
-    target = target_of(spec)
+    target = make_target(spec)
     return sum(read_adapter(path, target).nbytes for _, path in entry.adapters)
 
 

@@ -141,7 +141,7 @@ def page_order(quads: Sequence[Points], upright: Sequence[bool], turned: Sequenc
     if 2 * len(level) < len(quads):  # a page on its side
         level = list(range(len(quads)))
     most_turned = 2 * sum(turned[n] for n in level) > len(level)
-    order = reading_order(levelled([quads[n] for n in level], most_turned))
+    order = reading_order(level_lines([quads[n] for n in level], most_turned))
     aside = sorted(set(range(len(quads))) - set(level), key=lambda n: quads[n][:, 0].mean())
     return [level[i] for i in order] + [
         n for file in _files(aside, quads) for n in _along(file, quads, turned)
@@ -164,7 +164,7 @@ def _along(file: list[int], quads: Sequence[Points], turned: Sequence[bool]) -> 
     return sorted(file, key=lambda n: float(quads[n][:, 1].mean()), reverse=upwards)
 
 
-def levelled(quads: Sequence[Points], upside_down: bool = False) -> list[Box]:
+def level_lines(quads: Sequence[Points], upside_down: bool = False) -> list[Box]:
     """Upright boxes around lines, as if the page were turned so that most of them are level."""
     if not quads:
         return []

@@ -11,7 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from stretto.vision.decode import Pixels
-from stretto.vision.families.base import Family, Floats, Operations, Part, Prepared, Run, read_outputs, resize
+from stretto.vision.families import base
+from stretto.vision.families.base import Family, Floats, Operations, Part, Prepared, Run
 from stretto.vision.spec import Grid, VisionSpec
 from stretto.weights.gguf import GGUF
 
@@ -23,7 +24,7 @@ class Llava(Family):
 
     def read(self, file: GGUF, spec: VisionSpec) -> VisionSpec:
         """Two matrices with biases."""
-        out = read_outputs(file, "mm.0.weight")
+        out = base.read_outputs(file, "mm.0.weight")
         shapes = {"mm.0.weight": (out, spec.n_embd), "mm.0.bias": (out,)}
         shapes |= {"mm.2.weight": (out, out), "mm.2.bias": (out,)}
         return replace(spec, n_out=out, projector_tensors=tuple(shapes.items()))
@@ -32,7 +33,7 @@ class Llava(Family):
         """A square with the mean colour around the image."""
         colour = tuple(int(255 * part) for part in spec.mean)
         size = spec.image_size
-        return Prepared(resize(_square(pixels, colour), size, size, "bicubic")[None])
+        return Prepared(base.resize(_square(pixels, colour), size, size, "bicubic")[None])
 
     def project(self, run: Operations, x: Floats, grid: Grid) -> Floats:
         """Two matrices with an exact GELU between them."""

@@ -119,10 +119,10 @@ def make_lora(path: Path, parts: Mapping[str, tuple[Read, Read, float]]) -> LoRA
         read_a, read_b, scale = parts[name]
         a, b = _finite(read_a(), name, path), _finite(read_b(), name, path)
         pairs[name] = Pair(a, b, float(np.float32(scale)))
-    return LoRA(path, pairs, fingerprint_of(pairs, {}))
+    return LoRA(path, pairs, make_fingerprint(pairs, {}))
 
 
-def fingerprint_of(pairs: Mapping[str, Pair], vectors: Mapping[int, Floats]) -> str:
+def make_fingerprint(pairs: Mapping[str, Pair], vectors: Mapping[int, Floats]) -> str:
     """A hash of all numbers of an adapter, 64 hexadecimal digits."""
     digest = sha256()
     for name in sorted(pairs):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stretto.errors import InvalidRequest, ModelError
-from stretto.weights.adapters.lora import Floats, LoRA, Target, fingerprint_of
+from stretto.weights.adapters.lora import Floats, LoRA, Target, make_fingerprint
 from stretto.weights.formats import READABLE
 from stretto.weights.gguf import GGUF
 from stretto.weights.writer import write_gguf
@@ -71,7 +71,7 @@ def make_steering(vectors: Mapping[int, Any], target: Target, path: Path = Path(
         made[layer] = vector
     if not made:
         raise InvalidRequest("no vector of any layer is given", param="vectors")
-    return LoRA(path, {}, fingerprint_of({}, made), made)
+    return LoRA(path, {}, make_fingerprint({}, made), made)
 
 
 def write_steering(path: str | os.PathLike[str], vectors: Mapping[int, Any], target: Target) -> None:
