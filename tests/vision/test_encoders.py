@@ -12,7 +12,7 @@ import pytest
 
 from stretto import _native
 from stretto.vision.encoder import encode
-from stretto.vision.families import FAMILIES, base, pixtral
+from stretto.vision.families import FAMILIES, base
 from stretto.vision.families.base import squares
 from stretto.vision.families.qwen3vl import deepstack
 from stretto.vision.native import NativeEncoder
@@ -247,7 +247,7 @@ def test_channels_in_another_order_show():
 def test_squares_merged_patch_by_patch_show(monkeypatch):
     """Mistral 3 merges them channel by channel."""
     encoder = native("pixtral")
-    monkeypatch.setattr(pixtral, "squares", lambda *args: squares(*args).swapaxes(2, 3))
+    monkeypatch.setattr(base, "squares", lambda *args: squares(*args).swapaxes(2, 3))
     assert difference(encoder, "pixtral") > 10 * TOLERANCE
 
 
