@@ -156,11 +156,9 @@ def _check(part: Any, where: str, source: str) -> None:
     if not isinstance(kind, str) or kind in IMAGES or kind == "text":
         return
     if kind in _KINDS:
-        raise InvalidRequest(f"{where}: {kind!r}: {INSTEAD[_KINDS[kind]]}", param=where, value=kind)
+        raise param_error(where, f"{kind!r}: {INSTEAD[_KINDS[kind]]}", kind)
     if not re.search(rf"['\"]{re.escape(kind)}['\"]", source):
-        raise InvalidRequest(
-            f"{where}: the model's chat template knows no parts of type {kind!r:.60}; "
-            "give 'text', or 'image_url' to a model that sees",
-            param=where,
-            value=kind,
+        known = "give 'text', or 'image_url' to a model that sees"
+        raise param_error(
+            where, f"the model's chat template knows no parts of type {kind!r:.60}; {known}", kind
         )
