@@ -376,6 +376,9 @@ def transcribe(
         Literal["text", "times", "srt", "vtt"],
         typer.Option("--format", help="The text alone, with times, or subtitles."),
     ] = "text",
+    language: Annotated[
+        str | None, typer.Option(metavar="CODE", help="The language, as en (default: as the model hears).")
+    ] = None,
     as_json: AsJson = False,
     **options: Any,
 ) -> None:
@@ -395,5 +398,6 @@ def transcribe(
             sys.stdout.write("\n".join(clean(line) for line in text.splitlines()) + "\n")
 
     with open_model(model, verb="transcribe", files=names, **options) as llm:
-        results = run_all(names, lambda one: llm.transcribe(read_source(one)))
+        more = {} if language is None else {"language": language}
+        results = run_all(names, lambda one: llm.transcribe(read_source(one), **more))
         print_all(results, "file", None if as_json else show)

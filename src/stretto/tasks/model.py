@@ -67,6 +67,8 @@ HOMES: Mapping[str, str] = {
     "moonshine": "stretto.tasks.speech.moonshine",
     "ppocr": "stretto.tasks.reading.ppocr",
     "wordllama": "stretto.tasks.static",
+    "whisper-tiny.en": "stretto.tasks.speech.whisper",
+    "whisper-base": "stretto.tasks.speech.whisper",
 }
 
 

@@ -360,9 +360,10 @@ def _read_stream(data: bytes) -> tuple[dict[str, Layout], dict[str, Array]]:
 
 
 def _layouts(made: object) -> dict[str, Layout]:
-    """The tensors of what the pickle describes; a checkpoint may have them under "state_dict"."""
-    if isinstance(made, dict) and isinstance(made.get("state_dict"), dict):
-        made = made["state_dict"]
+    """The tensors of what the pickle describes; a checkpoint may have them under a name of its own."""
+    for name in ("state_dict", "model_state_dict"):
+        if isinstance(made, dict) and isinstance(made.get(name), dict):
+            made = made[name]
     if not isinstance(made, dict):
         raise ModelError("holds no dict of tensors; save model.state_dict()")
     return {

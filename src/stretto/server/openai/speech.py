@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from fastapi import Request
 from starlette.datastructures import FormData
@@ -35,14 +35,20 @@ async def transcriptions(request: Request) -> Response:
     """Write down the speech in a file."""
     async with opened_form(request, max_fields=16) as form:
         model, kind = _checked(form)
+        language = str(form.get("language") or "") or None
         audio = await form_file(form).read()
 
     async def prepare(generation: Generation) -> list[bytes]:
+        known: tuple[str, ...] = getattr(generation.lease.llm, "languages", ("en",))
+        if language is not None and language not in known:
+            raise field_error("language", f"language must be one that the model knows: {', '.join(known)}")
         return [audio]
 
-    transcript, timings = await call(
-        request, model, "transcribe", prepare, lambda llm, inputs: llm.transcribe(inputs[0]), "file"
-    )
+    def work(llm: Any, inputs: list[bytes]) -> Transcript:
+        more = {} if language is None else {"language": language}
+        return cast(Transcript, llm.transcribe(inputs[0], **more))
+
+    transcript, timings = await call(request, model, "transcribe", prepare, work, "file")
     return write_transcript(transcript, kind, timings)
 
 
@@ -58,8 +64,6 @@ def _checked(form: FormData) -> tuple[str, str]:
         raise field_error("response_format", f"response_format must be one of {', '.join(FORMATS)}")
     if form.get("temperature") not in (None, "", "0", "0.0"):
         raise field_error("temperature", "temperature must be 0: the most probable text is written")
-    if form.get("language") not in (None, "", "en"):
-        raise field_error("language", "language must be en: the model knows no other")
     return model, kind
 
 

@@ -6,18 +6,18 @@ for segment in stretto.load("moonshine").transcribe(microphone, sample_rate=48_0
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.onnx_session import OnnxSession, open_session
-from stretto.errors import InvalidRequest, ModelError
-from stretto.tasks.model import Source, TaskModel, each
-from stretto.tasks.results import Segment, Transcript
-from stretto.tasks.speech.sound import RATE, Sound, open_sound
-from stretto.tasks.speech.voice import Piece, Rules, Samples, Voice, cut_speech
+from stretto.errors import ModelError
+from stretto.tasks.model import Source
+from stretto.tasks.results import Segment
+from stretto.tasks.speech.sound import RATE
+from stretto.tasks.speech.transcriber import VOICE, Transcriber
+from stretto.tasks.speech.voice import Samples
 
 # Greedy decoding with a merged decoder behind an encoder; the KV cache stays with ONNX Runtime.
 
@@ -101,75 +101,36 @@ def _present(past: str) -> str:
 
 
 ENCODER, DECODER = "encoder_model.onnx", "decoder_model_merged.onnx"
-VOICE, TOKENIZER = "silero_vad_16k_sequence.onnx", "tokenizer.json"
-MAX_PIECE_SECONDS = 64  # what the model was trained for
-_MIN_PIECE_SAMPLES = RATE // 10
+TOKENIZER = "tokenizer.json"
 _TOKENS_PER_SECOND = 6.5  # faster speech is the model repeating itself
 _MIN_TOKENS = 16
 
 
-class Moonshine(TaskModel):
+class Moonshine(Transcriber):
     """Writes down English speech; `transcribe` is its verb."""
 
-    verbs = ("transcribe",)
-    takes = "audio"
+    max_piece_seconds = 64  # what the model was trained for
 
     def __init__(
         self, source: Source, encoder: OnnxSession, decoder: OnnxSession, voice: OnnxSession, tokenizer: Any
     ) -> None:
-        super().__init__(source)
+        super().__init__(source, voice)
         self._encoder = encoder
         self._decoder = SpeechDecoder(decoder)
-        self._voice = voice
         self._tokenizer = tokenizer
-        self._rules = Rules()
-
-    def transcribe(
-        self, audio: Any, *, sample_rate: int | None = None, stream: bool = False, vad: bool = True
-    ) -> Any:
-        """What is said in a sound, or in each of a list of them.
-
-        A sound is a WAV file's path or bytes, or samples, float32[n], or an iterator of such chunks; samples
-        need `sample_rate`. With `stream` one sound is taken, and an iterator of segments returned, each as
-        soon as the speaker pauses; chunks may then also be a list, and never end. `vad=False` takes a sound
-        of at most 64 seconds as one piece.
-
-        >>> stretto.load("moonshine").transcribe("talk.wav").segments[0]
-        Segment(start=0.52, end=3.1, text='Good evening.')
-        """
-        if stream:
-            sound = open_sound(audio, sample_rate, endless=True)
-            return (self._segment(piece) for piece in self._pieces(sound, vad, []))
-        return each(audio, lambda one: self._transcript(open_sound(one, sample_rate), vad))
 
     def close(self) -> None:
         """Release the models."""
-        for session in (self._encoder, self._voice):
-            session.close()
+        super().close()
+        self._encoder.close()
         self._decoder.close()
 
-    def _transcript(self, sound: Sound, vad: bool) -> Transcript:
-        counts: list[int] = []
-        segments = tuple(self._segment(piece) for piece in self._pieces(sound, vad, counts))
-        return Transcript(
-            segments=segments, duration=sum(counts) / RATE, model=self.name, license=self.license
-        )
-
-    def _pieces(self, sound: Sound, vad: bool, counts: list[int]) -> Iterator[Piece]:
-        """The sound's pieces; `counts` gets the number of samples of each of its blocks."""
-
-        def counted() -> Iterator[Samples]:
-            for block in sound.at_16_khz():
-                counts.append(len(block))
-                yield block
-
-        return cut_speech(counted(), Voice(self._voice), self._rules) if vad else _whole(counted())
-
-    def _segment(self, piece: Piece) -> Segment:
-        hidden = self._encoder.run({"input_values": piece.samples[None]})["last_hidden_state"]
-        most = max(_MIN_TOKENS, int(_TOKENS_PER_SECOND * len(piece.samples) / RATE))
+    def _write(self, samples: Samples, language: str | None) -> tuple[str, list[Segment]]:
+        hidden = self._encoder.run({"input_values": samples[None]})["last_hidden_state"]
+        seconds = len(samples) / RATE
+        most = max(_MIN_TOKENS, int(_TOKENS_PER_SECOND * seconds))
         text = self._tokenizer.decode(self._decoder.generate(hidden, most)).strip()
-        return Segment(piece.start / RATE, piece.end / RATE, text)
+        return "en", [Segment(0.0, seconds, text)]
 
 
 def open_task(source: Source, device: str, threads: int | None) -> Moonshine:
@@ -181,20 +142,3 @@ def open_task(source: Source, device: str, threads: int | None) -> Moonshine:
     return Moonshine(
         source, encoder, decoder, voice, tokenizers.Tokenizer.from_file(str(source.files[TOKENIZER]))
     )
-
-
-def _whole(blocks: Iterator[Samples]) -> Iterator[Piece]:
-    """All of the sound as one piece; nothing if it is shorter than a sound of speech."""
-    parts, count = [], 0
-    for block in blocks:
-        parts.append(block)
-        count += len(block)
-        if count > MAX_PIECE_SECONDS * RATE:
-            raise InvalidRequest(
-                f"vad=False is for at most {MAX_PIECE_SECONDS} seconds; with vad=True longer sounds are cut "
-                "where the speaker pauses",
-                param="vad",
-                value=False,
-            )
-    if count >= _MIN_PIECE_SAMPLES:
-        yield Piece(0, count, np.concatenate(parts))
