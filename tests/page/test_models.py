@@ -367,7 +367,7 @@ def test_loading_a_model_shows_how_far_it_is(new_page):
         bar = page.get_by_role("progressbar", name="Loading mock")
         expect(bar).to_be_visible()
         assert int(bar.get_attribute("max")) == server.state.registry.models["mock"].need
-        expect(page.get_by_text("in memory")).to_be_visible()
+        expect(page.locator("p.num", has_text="in memory")).to_be_visible()
         go_on.set()
         expect(bar).to_have_count(0)
         expect(page.get_by_role("button", name="Unload", exact=True)).to_be_visible()
