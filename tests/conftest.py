@@ -45,11 +45,14 @@ IN_CI = os.environ.get("CI") == "true"
 # Where models stay between runs; found before any test changes the environment.
 ORDINARY_STORE = hub.Store.default()
 
-REAL_MODELS = {"smollm2_path", "gemma3_path"}  # fixtures
+CODERS = {"coder_path", "small_coder_path"}
+REAL_MODELS = {"smollm2_path", "gemma3_path", *CODERS}  # fixtures
 
 # What `make test` leaves to `make test-all`, beside slow tests and most of many cases: larger models,
 # browsers, the examples, kernel sets beside the best one. Names of fixtures, or arguments of cases.
-FULL = {"gemma3_path", "minilm_path", "browser", "site", "output_of"}.union(_native.kernel_names()[1:])
+FULL = {"gemma3_path", *CODERS, "minilm_path", "browser", "site", "output_of"}.union(
+    _native.kernel_names()[1:]
+)
 
 golden = pytest.StashKey[Counter]()
 cases = pytest.StashKey[Counter]()  # of each test with `one_in`, those that have been collected
@@ -77,6 +80,18 @@ def smollm2_path() -> Path:
 def gemma3_path() -> Path:
     """Gemma 3 270M, Q4_K_M."""
     return fetched("gemma3-270m")
+
+
+@pytest.fixture(scope="session")
+def coder_path() -> Path:
+    """Qwen2.5-Coder 1.5B Instruct, Q4_K_M."""
+    return fetched("qwen2.5-coder-1.5b")
+
+
+@pytest.fixture(scope="session")
+def small_coder_path() -> Path:
+    """Qwen2.5-Coder 0.5B Instruct, Q4_K_M, with the same vocabulary."""
+    return fetched("qwen2.5-coder-0.5b")
 
 
 @pytest.fixture(autouse=True)
