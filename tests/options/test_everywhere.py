@@ -15,7 +15,16 @@ from stretto.options.option import taken_by
 from stretto.server.app import create_app
 from stretto.server.settings import ModelEntry, Settings
 
-LOADERS = {"open_llm", "opened", "_opened", "load", "show_images", "survey", "DeploySettings", "Settings"}
+LOADERS = {
+    "open_llm",
+    "open_model",
+    "_open_model",
+    "load",
+    "show_images",
+    "survey",
+    "DeploySettings",
+    "Settings",
+}
 TASKS = ("embed", "rerank", "classify", "detect", "segment", "read", "transcribe")
 FEWER = {  # commands that load a model, and the options of loading that do not apply to them
     **{task: {"backend", "cells", "kv", "precision", "repack"} for task in TASKS},  # models of other kinds

@@ -73,7 +73,7 @@ def speed(
     begin(model, _tests(plan), _passes(plan))
     machine_options = {"cells": plan.cells, **o.select_given(options, MACHINE)}
     threads, kv = options["threads"], options["kv"]
-    with notes() as note, _opened(note, model, machine_options) as llm:
+    with notes() as note, _open_model(note, model, machine_options) as llm:
         cost = benchmarks.file_cost(model, llm)
         note("measuring the machine")
         machine = benchmarks.measure_machine(llm, threads, cost.weight_bytes)
@@ -107,7 +107,7 @@ def loops(
         model = config_file.read().resolve(name)
         pull_missing(model, "generate")
         begin(model, f"the loops over {tokens} tokens, {rounds} rounds", 8 * rounds * tokens)
-        with notes() as note, _opened(note, model, machine) as llm:
+        with notes() as note, _open_model(note, model, machine) as llm:
             loops = benchmarks.loops(llm, tokens=tokens, rounds=rounds, note=note)
             n_vocab = llm.spec.n_vocab
         if as_json:
@@ -174,7 +174,7 @@ def notes() -> Iterator[Callable[[str], None]]:
         yield lambda text: status.update(Text(clean(text)))
 
 
-def _opened(note: Callable[[str], None], model: str, options: dict[str, Any]) -> LLM:
+def _open_model(note: Callable[[str], None], model: str, options: dict[str, Any]) -> LLM:
     import stretto
 
     note(f"loading {model}")
