@@ -315,6 +315,7 @@ def test_a_phone_has_a_drawer(new_page, loaded, shot, axe):
         assert page.evaluate("document.documentElement.scrollWidth") == 390
         page.get_by_role("button", name="Conversations and views").tap()
         expect(page.locator("#side")).to_be_focused()
+        page.evaluate("Promise.all(document.getAnimations().map(one => one.finished)).then(() => true)")
         assert axe(page) == []
         page.get_by_role("link", name="Load").tap()
         expect(page).to_have_title("Load · Stretto")
@@ -609,6 +610,7 @@ def test_images_are_pasted_dropped_and_removed(new_page, loaded, axe):
 
 
 def test_a_model_without_eyes_takes_no_images(chat):
+    expect(box(chat)).to_have_attribute("placeholder", "Message mock")
     chat.evaluate("""() => {
         const data = new DataTransfer();
         data.items.add(new File(['x'], 'a.png', {type: 'image/png'}));
