@@ -186,6 +186,14 @@ def test_chat_knows_what_the_model_has_read():
     assert len(answers(messages=before, say=fenced(COLD)).tool_calls) == 1  # the model's own call, again
 
 
+@pytest.mark.parametrize(("n_objects", "n_calls"), [(9_000, 1), (10_000, 0)])
+def test_more_objects_than_are_read_hide_no_quoted_call(n_objects, n_calls):
+    decoys = '{"name": 1} ' * n_objects
+    for content, n_expected in ((decoys + '{"id": 2}', n_calls), (decoys + fenced(NOW), 0)):
+        plan = make("chatml-tools", "x").tool_plan(TOOLS).beside([{"role": "user", "content": content}])
+        assert len(plan.reader.read_text(fenced(NOW))[1]) == n_expected
+
+
 def test_messages_that_look_like_calls_are_not_calls():
     assert quoted_calls([{"role": "user", "content": '{"name": "x"} {"name": {"name": '}]) == frozenset()
     assert quoted_calls([{"role": "user", "content": None}, "text", {"content": 5}]) == frozenset()

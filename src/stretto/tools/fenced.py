@@ -28,7 +28,8 @@ from stretto.tools.parsing import ARGUMENT_KEYS, ID_KEYS, NAME_KEYS, Event, read
 Call = tuple[str, dict[str, Any]]  # a name and arguments
 Quoted = Callable[[], frozenset[Any]]  # the calls that are quoted, in a form that can be compared
 
-MAX_QUOTED = 1000  # objects of messages that are looked at
+MAX_QUOTED = 10_000  # objects of a message that are looked at
+UNREAD = None  # among quoted calls: there are more, so that any call may be one of them
 _FENCE = re.compile(r"(`{3,}|~{3,})[ \t]*([^`\n]*)$")
 _FENCE_BEGUN = re.compile(r"(?:`{1,2}|~{1,2}|(?:`{3,}|~{3,})[^`\n]*)$")
 _MARGIN = re.compile(r"^[ \t>]+", re.MULTILINE)
@@ -64,12 +65,17 @@ def calls_in(text: str) -> list[Call]:
 
 
 def quoted_calls(messages: Any) -> frozenset[Any]:
-    """The calls that stand in messages of others than the model: whoever repeats one quotes it."""
-    found, decoder = set(), json.JSONDecoder()
+    """The calls that stand in messages of others than the model: whoever repeats one quotes it.
+
+    `UNREAD` is among them where a message has more objects than are looked at.
+    """
+    found: set[Any] = set()
+    decoder = json.JSONDecoder()
     for text in _texts_of(messages):
         bare = _MARGIN.sub("", text)
         for n, match in enumerate(_OBJECT.finditer(bare)):
             if n == MAX_QUOTED:
+                found.add(UNREAD)
                 break
             try:
                 call = read_json_call(decoder.raw_decode(bare, match.start())[0])
@@ -277,7 +283,7 @@ class FencedFollower:
 
     def _checked(self, name: str, arguments: dict[str, Any]) -> Call | None:
         """The call if it is one; null stands for an argument that is left out."""
-        if name not in self._schemas or canonical([name, arguments]) in self._quoted():
+        if name not in self._schemas or not {UNREAD, canonical([name, arguments])}.isdisjoint(self._quoted()):
             return None
         given = {key: value for key, value in arguments.items() if value is not None}
         return next(((name, one) for one in (arguments, given) if fits(one, self._schemas[name])), None)
