@@ -50,7 +50,7 @@ def growth(path, threads):
     del file
     gc.collect()
     start, resident = kilobytes("smaps_rollup", "Pss"), kilobytes("status", "VmRSS")
-    describe.load_tokenizer_of = lambda metadata: tokenizer
+    describe.load_gguf_tokenizer = lambda metadata: tokenizer
     with load(path, threads=threads, cells=CELLS) as llm:
         llm.generate([5, 6, 7], max_tokens=1, temperature=0)
         return {

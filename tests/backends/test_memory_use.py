@@ -156,7 +156,7 @@ with GGUF(path) as file:
     tokenizer = load_tokenizer(file.metadata)
 del file
 gc.collect()
-describe.load_tokenizer_of = lambda file: tokenizer
+describe.load_gguf_tokenizer = lambda file: tokenizer
 Path("/proc/self/clear_refs").write_text("5")  # the highest resident set begins anew
 pss, rss = read("smaps_rollup", "Pss"), read("status", "VmRSS")
 llm = stretto.load(path, cells=64, threads=2)

@@ -40,7 +40,7 @@ def at(value, path):
 
 
 def decoder(spec):
-    return _native.Decoder(spec, 16, "f16", 1, kernel_sets.chosen(), "standard")
+    return _native.Decoder(spec, 16, "f16", 1, kernel_sets.select(), "standard")
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -91,7 +91,7 @@ def test_products_have_the_bits_of_the_native_kernels(make, fmt, n):
     wanted = _native.ops.matmul(int(fmt), data.reshape(-1), ROWS, COLUMNS, x[0])
     for threads in (1, 2, 3):
         session, packed = open_packed(file, "cpu", threads)
-        assert (packed.packed, packed.found, packed.kernels) == (1, 1, kernel_sets.chosen())
+        assert (packed.packed, packed.found, packed.kernels) == (1, 1, kernel_sets.select())
         (y,) = run(session, x)
         assert y.shape == (1, n, ROWS)
         assert (y[0] == wanted).all()
@@ -103,7 +103,7 @@ def test_plain_and_native_products_are_near(make):
     file = make(*((random_rows(fmt), fmt) for fmt in FORMATS)).save()
     (plain, unpacked), (native, packed) = (open_packed(file, "cpu", 2, repack) for repack in (False, True))
     assert str(unpacked) == "0 of 3 quantised products by the native kernels; repack=False"
-    assert str(packed) == f"3 of 3 quantised products by the native kernels ({kernel_sets.chosen()})"
+    assert str(packed) == f"3 of 3 quantised products by the native kernels ({kernel_sets.select()})"
     x = random_x(5)
     for a, b in zip(run(plain, x), run(native, x), strict=True):
         assert np.abs(a - b).max() < 0.02 * np.abs(a).max()

@@ -188,7 +188,7 @@ def keys(llm, cells):
         return np.stack([keys[cells] for keys in backend.keys], axis=1)
     kind = backend.cell_layout.split()[1].rstrip(",")
     heads = backend.read_cells(cells).reshape(len(cells) * spec.n_layer * 2 * spec.n_kv_head, -1)
-    loaded = _native.ops.load_heads(heads, spec.head_size, kind, kernel_sets.chosen())
+    loaded = _native.ops.load_heads(heads, spec.head_size, kind, kernel_sets.select())
     return loaded.reshape(len(cells), spec.n_layer, 2, spec.n_kv_head, spec.head_size)[:, :, 0]
 
 

@@ -57,7 +57,7 @@ def test_a_command_says_before_the_pull_what_a_model_cannot_do(cli, command, sen
 
 @pytest.mark.parametrize("name", ["efficientnet-lite0", "u2net", "moonshine"])
 def test_a_missing_extra_is_named_before_the_pull(stretto, without_onnx, name):
-    (verb,) = hub.known()[name].verbs
+    (verb,) = hub.packaged_models()[name].verbs
     code, _, errors = stretto(verb, "-m", name, "x")
     assert code == 2
     assert f"{name} needs onnx and onnxruntime: pip install 'stretto[onnx]'" in errors
@@ -116,7 +116,7 @@ def test_a_chat_completes_models_that_can_chat():
 
 
 def test_every_entry_has_verbs_and_known_extras():
-    for entry in (*hub.known().values(), *CATALOGUE.values()):
+    for entry in (*hub.packaged_models().values(), *CATALOGUE.values()):
         assert entry.verbs, entry.name
         assert entry.extra in ("", *hub.EXTRAS), entry.name
     assert CATALOGUE["embeddinggemma-300m"].verbs == ("embed", "rerank")
@@ -157,7 +157,7 @@ def test_defaults_by_name_by_path_and_by_content(store_home, tmp_path, monkeypat
     monkeypatch.chdir(path.parent)
     assert hub.defaults("./model.gguf").system == SYSTEM
     same = "hf:org/repo/smol.gguf"
-    stored(store_home, same, "smol.gguf", sha256=hub.known()["smollm2"].sha256)
+    stored(store_home, same, "smol.gguf", sha256=hub.packaged_models()["smollm2"].sha256)
     assert hub.defaults(same).system == SYSTEM
     for other in (
         "hf:org/repo",
@@ -173,9 +173,9 @@ def test_defaults_by_name_by_path_and_by_content(store_home, tmp_path, monkeypat
 
 def test_options_come_before_the_configuration_and_that_before_the_catalogue(monkeypatch, tmp_path):
     monkeypatch.setenv("STRETTO_CONFIG", str(tmp_path / "config.toml"))
-    entry = hub.known()["smollm2"]
+    entry = hub.packaged_models()["smollm2"]
     entry = replace(entry, defaults=ModelDefaults(SYSTEM, {"temperature": 0.1, "top_k": 7, "min_p": 0.2}))
-    monkeypatch.setattr(hub, "known", lambda: {"smollm2": entry})
+    monkeypatch.setattr(hub, "packaged_models", lambda: {"smollm2": entry})
     assert add_defaults("smollm2", None, {}, tells=False)[0] == SYSTEM
     (tmp_path / "config.toml").write_text('system = "Be kind."\n[sampling]\ntemperature = 0.5\ntop_k = 9\n')
     system, settings = add_defaults("smollm2", None, {"temperature": 0.9}, tells=False)

@@ -69,7 +69,7 @@ def test_continuations_share_the_nodes_they_begin_with():
     assert tree.tokens == [1, 2, 3, 4, 5]
     assert tree.branches == [[1, 2, 3], [1, 4], [5]]
     assert tree.depths == [0, 1, 2, 3, 2, 1]
-    assert tree.branches_of() == [[0, 1, 2], [0, 1], [0], [0], [1], [2]]
+    assert tree.list_branches() == [[0, 1, 2], [0, 1], [0], [0], [1], [2]]
     assert [tree.branch_through(node) for node in range(1, 6)] == [0, 0, 0, 1, 2]
     assert [tree.n_common(branch) for branch in (1, 2)] == [1, 0]
 

@@ -164,7 +164,7 @@ def test_the_order_of_a_set_does_not_matter(llm, mode):
         sequence.watching = True
         sequence.push([tokens[i] for i in order], np.eye(4, dtype=bool) if mode == "isolated" else None)
         runner.run([(sequence, 4)])
-        cells = sequence.cells_of(3)
+        cells = sequence.map_cells(3)
         data = llm.backend.read_cells(np.array([cells[tokens[i]] for i in order], np.int32)).copy()
         found.append((sequence.rows.copy(), data, sequence.attention.weights.copy()))
         sequence.push([9], None)  # and what follows does not know the order

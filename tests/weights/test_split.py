@@ -45,7 +45,7 @@ def test_any_part_gives_the_whole_model(parts, given):
         assert file.metadata["general.name"] == "split"
         assert (file.path, file.files) == (parts[0], tuple(parts))
         assert file.nbytes == sum(path.stat().st_size for path in parts)
-        assert [file.file_of(tensor) for tensor in file.tensors.values()] == [
+        assert [file.find_file(tensor) for tensor in file.tensors.values()] == [
             parts[i] for i in (0, 0, 1, 1, 2)
         ]
         assert "3 parts" in repr(file)

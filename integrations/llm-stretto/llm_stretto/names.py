@@ -45,7 +45,7 @@ class Named:
 
 def named() -> dict[str, Named]:
     """All models by name; those of your own may hide others."""
-    known = hub.known()
+    known = hub.packaged_models()
     found = {name: Named(name, name, tuple(entry.verbs)) for name, entry in known.items()}
     for model in hub.models():
         found.setdefault(model.name, Named(model.name, model.name))

@@ -64,7 +64,7 @@ class NativeBackend:
         self.placement = placement  # why weights are packed or not, where that was chosen
         repack = repack if placement is None else placement.repack
         self.decoder: _native.Decoder | None = _native.Decoder(
-            plain, n_cells, kv, threads, kernel_sets.chosen(), precision, n_slots
+            plain, n_cells, kv, threads, kernel_sets.select(), precision, n_slots
         )
         self.n_slots, self.slot_bytes = self.decoder.n_slots, self.decoder.slot_bytes
         self.slot_layout = f"native f32, {spec.state_layout}"

@@ -117,7 +117,7 @@ def _pack_apart(
     threads: int, file: GGUF, spec: ModelSpec, matrices: Matrices, wanted: Sequence[Shape]
 ) -> Iterator[tuple[str, PackedMatrix]]:
     """Matrices as they are packed, in memory that is freed once they have been written."""
-    decoder = _native.Decoder(plain_spec(spec), 1, "f16", threads, kernel_sets.chosen())
+    decoder = _native.Decoder(plain_spec(spec), 1, "f16", threads, kernel_sets.select())
     for name, rows, columns in wanted:
         found = matrices.rows(name, rows)
         _set_matrix(decoder, file, found, name, columns, repack=True)

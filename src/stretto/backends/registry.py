@@ -93,7 +93,7 @@ def _native(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
 
 
 def _native_version() -> str:
-    return f"{kernel_sets.version()} {kernel_sets.chosen()}"
+    return f"{kernel_sets.version()} {kernel_sets.select()}"
 
 
 def _reference(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:

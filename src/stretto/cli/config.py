@@ -105,7 +105,7 @@ def path() -> None:
 def check_alias(name: str) -> None:
     """Raise for an alias that would hide a model."""
 
-    if name in hub.known() or name in CATALOGUE:
+    if name in hub.packaged_models() or name in CATALOGUE:
         raise InvalidRequest(f"{name} is the name of a model; choose another for the alias", param="alias")
 
 

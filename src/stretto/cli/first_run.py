@@ -68,7 +68,7 @@ def _choose(home: Path) -> str:
     from stretto import hardware
     from stretto.weights import hub
 
-    large, small = hub.known()[LARGE], hub.known()[SMALL]
+    large, small = hub.packaged_models()[LARGE], hub.packaged_models()[SMALL]
     memory = hardware.main_memory()
     if hub.Store.default().find(LARGE):
         return _keep(home, LARGE)

@@ -84,7 +84,7 @@ def _document(file: GGUF) -> dict[str, Any]:
                 "name": tensor.name,
                 "shape": list(tensor.shape),
                 "format": tensor.format.name,
-                "file": file.file_of(tensor).name,
+                "file": file.find_file(tensor).name,
                 "offset": tensor.offset,
                 "bytes": tensor.nbytes,
             }

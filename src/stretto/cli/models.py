@@ -40,7 +40,7 @@ def models(
         show_catalogue(as_json)
         return
 
-    known = hub.known()
+    known = hub.packaged_models()
     here = {model.name: model for model in hub.models()}
     rows = [_describe(model, known.get(name)) for name, model in here.items()]
     rows += [_describe(entry, entry) for name, entry in known.items() if name not in here]

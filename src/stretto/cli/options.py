@@ -37,7 +37,7 @@ def model_names(incomplete: str) -> list[str]:
         here = [model.name for model in hub.models()]
     except StrettoError:  # a completion has nowhere to say what is wrong with the store
         here = []
-    names = dict.fromkeys((*aliases(), *here, *sorted((*hub.known(), *CATALOGUE))))
+    names = dict.fromkeys((*aliases(), *here, *sorted((*hub.packaged_models(), *CATALOGUE))))
     return [name for name in names if name.startswith(incomplete)]
 
 

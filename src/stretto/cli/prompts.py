@@ -100,7 +100,7 @@ def names_model(word: str) -> bool:
 
     if (
         word.startswith("hf:")
-        or word in hub.known()
+        or word in hub.packaged_models()
         or word in CATALOGUE
         or word in config_file.read().aliases
     ):

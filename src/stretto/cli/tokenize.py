@@ -32,7 +32,7 @@ def tokenize(
     from stretto.cli.pull import pull_missing
 
     # Only the tokenizer is read: loading the model would take longer.
-    from stretto.text.loading import load_tokenizer_of
+    from stretto.text.loading import load_gguf_tokenizer
     from stretto.weights import hub
     from stretto.weights.folder import open_weights
 
@@ -41,7 +41,7 @@ def tokenize(
     if model is None:  # one that is named is not fetched for its vocabulary alone
         pull_missing(model := default_model())
     with open_weights(hub.resolve(model, pull=False)) as file:
-        tokenizer = load_tokenizer_of(file)
+        tokenizer = load_gguf_tokenizer(file)
     ids = tokenizer.encode(content, special=special)
     pieces = [tokenizer.piece(token) for token in ids]
     if as_json:

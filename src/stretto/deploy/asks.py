@@ -35,7 +35,7 @@ from stretto.server.generation.chat import (
 from stretto.server.generation.requests import ChatRequest, ImagePart
 from stretto.server.openai import responses_request
 from stretto.server.openai.responses_request import ResponseRequest
-from stretto.text.loading import load_template_of, load_tokenizer_of
+from stretto.text.loading import load_gguf_template, load_gguf_tokenizer
 from stretto.text.messages import thinking_arguments
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
@@ -81,8 +81,8 @@ class TextModel:
     def open(cls, path: str | Path) -> TextModel:
         """Those of a model's file or folder."""
         with open_weights(Path(path)) as file:
-            tokenizer = load_tokenizer_of(file)
-            return cls(tokenizer, load_template_of(file, tokenizer))
+            tokenizer = load_gguf_tokenizer(file)
+            return cls(tokenizer, load_gguf_template(file, tokenizer))
 
     def tokens(self, body: Body) -> list[int]:
         """The ids of the prompt, up to its first image or as far as there is time for.

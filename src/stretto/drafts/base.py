@@ -152,7 +152,7 @@ class DraftTree:
         if way:
             self.branches.append(way)
 
-    def branches_of(self) -> list[list[int]]:
+    def list_branches(self) -> list[list[int]]:
         """For each node, the root included, the branches that go through it, lowest number first."""
         found: list[list[int]] = [[] for _ in self.depths]
         for number, branch in enumerate(self.branches):

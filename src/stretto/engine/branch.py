@@ -136,7 +136,7 @@ def _text_request(
         speculation = Speculation(runner, params.draft, tokenizer, params.draft_branches)
     output = _output(engine, track, params, guide is not None)
     decoder = PlainDecoder(
-        runner, track, output, params, end_ids_of(engine, params), guide, speculation, keep_track
+        runner, track, output, params, collect_end_ids(engine, params), guide, speculation, keep_track
     )
     return Request(decoder, runner.metrics, priority=params.priority, timeout=params.timeout)
 
@@ -152,7 +152,7 @@ def _beam_request(
     guide = _constraint(engine, track, params)
     output = _output(engine, track, params, guide is not None)
     beam = BeamParams(how.beams or 1, how.length_penalty)
-    decoder = BeamDecoder(runner, track, output, params, end_ids_of(engine, params), beam, guide)
+    decoder = BeamDecoder(runner, track, output, params, collect_end_ids(engine, params), beam, guide)
     return Request(decoder, runner.metrics, priority=params.priority, timeout=params.timeout)
 
 
@@ -216,7 +216,7 @@ def _reasoning(engine: Engine, params: RequestParams) -> Reasoning | None:
     return engine.reasoning if params.reasoning else None
 
 
-def end_ids_of(engine: Engine, params: RequestParams) -> frozenset[int]:
+def collect_end_ids(engine: Engine, params: RequestParams) -> frozenset[int]:
     """The tokens that end a text: the model's own, unless they are ignored, and `stop_tokens`."""
     return params.stop_tokens | (frozenset() if params.ignore_eos else engine.tokenizer.end_ids)
 

@@ -17,7 +17,7 @@ from stretto.errors import InvalidRequest, wrong_value
 Compute = Callable[[Track], None]  # computes the pending tokens of a track
 
 
-def positions_of(runner: Runner, track: Track) -> list[int]:
+def list_positions(runner: Runner, track: Track) -> list[int]:
     """The position of each token."""
     placed: list[int] = runner.cells.sequence_positions(track.id).tolist()
     return placed + list(range(track.start, track.start + track.n_missing))
@@ -35,7 +35,7 @@ def remove(runner: Runner, track: Track, start: int, stop: int, close: bool, com
         runner.backend.capabilities.require("shift", runner.backend.name)
     if stop < track.position and track.n_missing and not uncomputed:
         compute(track)  # tokens behind the hole take their positions before it is made
-    where = positions_of(runner, track)
+    where = list_positions(runner, track)
     first, last = bisect_left(where, start), bisect_left(where, stop)
     if first == last:
         return
@@ -58,7 +58,7 @@ def remove(runner: Runner, track: Track, start: int, stop: int, close: bool, com
 
 def shift(runner: Runner, track: Track, start: int, stop: int | None, by: int) -> None:
     """Move the tokens of a computed track at start ≤ position < stop, keeping the order of tokens."""
-    where = positions_of(runner, track)
+    where = list_positions(runner, track)
     last = len(where) if stop is None else bisect_left(where, stop)
     first = bisect_left(where, start)
     if first >= last or not by:

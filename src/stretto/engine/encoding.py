@@ -71,7 +71,7 @@ class Encoding:
             for key in mine.keys() - self._wanted.keys():
                 mine[key].release()
 
-    def error_of(self, track: Track) -> Exception | None:
+    def find_error(self, track: Track) -> Exception | None:
         """Why an image that a track waits for could not be encoded in the last slice."""
         if not self._failed or not track.has_images:
             return None

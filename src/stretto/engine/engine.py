@@ -186,7 +186,7 @@ class Engine:
         if self.encoding.has_failed:
             for request in self.scheduler.running:
                 for source in () if request.finished else request.sources:
-                    if error := self.encoding.error_of(source.track):
+                    if error := self.encoding.find_error(source.track):
                         request.fail(error)
 
     def _relieve(self, plan: Plan) -> None:

@@ -121,7 +121,7 @@ class Sequence:
     def positions(self) -> list[int]:
         """The position of each token."""
         with self._engine.lock:
-            return editing.positions_of(self._runner, self._track)
+            return editing.list_positions(self._runner, self._track)
 
     @property
     def position(self) -> int:

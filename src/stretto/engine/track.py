@@ -121,7 +121,7 @@ def add_draft(batch: Batch, draft: DraftTree, root: int, sequences: tuple[int, .
         for position, token in enumerate(draft.tokens, root + 1):
             batch.add(token, position, sequences, logits=True)
         return
-    nodes = zip(draft.tokens, draft.depths[1:], draft.branches_of()[1:], strict=True)
+    nodes = zip(draft.tokens, draft.depths[1:], draft.list_branches()[1:], strict=True)
     for token, depth, branches in nodes:
         batch.add(token, root + depth, [sequences[branch] for branch in branches], logits=True)
 

@@ -118,7 +118,7 @@ def probe(measure: bool = True, *, refresh: bool = False) -> Hardware:
         cores_usable=usable,
         cpu_quota=quota,
         instruction_sets=tuple(native.cpu_features()) if hasattr(native, "cpu_features") else processor.flags,
-        kernels=kernel_sets.chosen(sets) if sets else "portable",
+        kernels=kernel_sets.select(sets) if sets else "portable",
         caches=processor.caches,
         memory_total=memory[0],
         memory_free=memory[1],

@@ -46,7 +46,7 @@ def left_out() -> tuple[str, ...]:
     return tuple(name for name in _native.kernel_names(compiled=False) if name not in here)
 
 
-def chosen(here: tuple[str, ...] | None = None) -> str:
+def select(here: tuple[str, ...] | None = None) -> str:
     """The set in use: what the environment asks for, or the best. Raises if it cannot run here."""
     wanted, here = os.environ.get(ENVIRONMENT_VARIABLE, ""), here or available()
     if not wanted:

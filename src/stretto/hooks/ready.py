@@ -376,14 +376,14 @@ class Watcher:
         weights = np.exp(below)
         total = float(weights.sum(dtype=np.float64))
         entropy = log(total) - float(weights @ below) / total
-        best = best_of(below, self.top)
+        best = find_best(below, self.top)
         return entropy, tuple(Candidate(i, float(weights[i]) / total) for i in best if weights[i] > 0)
 
     def __repr__(self) -> str:
         return f"Watcher(top={self.top})"
 
 
-def best_of(below: Row, n: int) -> list[int]:
+def find_best(below: Row, n: int) -> list[int]:
     """Indices of the n highest values, the best first, of equal ones the lower; the highest value is 0."""
     if n == 0:
         return []

@@ -14,8 +14,8 @@ import numpy as np
 
 from stretto.engine import Engine, Request, Result, Sequence
 from stretto.engine.branch import Branches
-from stretto.engine.branch import new_branches as branches_of
-from stretto.engine.branch import new_text as text_of
+from stretto.engine.branch import new_branches as start_branches
+from stretto.engine.branch import new_text as start_text
 from stretto.engine.params import Options, RequestParams, merge_options, request_params, split_branching
 from stretto.engine.sequence import track_in
 from stretto.engine.stream import TextStream
@@ -50,7 +50,7 @@ def new_text(engine: Engine, prompt: Prompt | Sequence, options: Mapping[str, An
     if not how.plain:
         raise InvalidRequest("a stream gives one text; n, best_of and beams are for generate", param="n")
     params = _params(engine, rest)
-    return text_of(engine, _start_of(engine, prompt, params), params)
+    return start_text(engine, _find_start(engine, prompt, params), params)
 
 
 def new_branches(engine: Engine, prompt: Prompt | Sequence, options: Mapping[str, Any]) -> Branches:
@@ -67,7 +67,7 @@ def new_batch(engine: Engine, prompts: Iterable[Any], options: Mapping[str, Any]
     made: list[Branches] = []
     try:
         for prompt in prompts:
-            made.append(branches_of(engine, _start_of(engine, prompt, params), params, how))
+            made.append(start_branches(engine, _find_start(engine, prompt, params), params, how))
     except BaseException:
         _cancel(engine, [branches.requests[0] for branches in made])
         raise
@@ -83,7 +83,7 @@ def new_runs(engine: Engine, prompts: Iterable[Any], options: Mapping[str, Any])
     made: list[Run] = []
     try:
         for prompt in prompts:
-            made.append(new_run(engine, _start_of(engine, prompt, params), run, params))
+            made.append(new_run(engine, _find_start(engine, prompt, params), run, params))
     except BaseException:
         _cancel(engine, made)
         raise
@@ -96,7 +96,7 @@ def _cancel(engine: Engine, requests: Iterable[Request[Any]]) -> None:
             request.cancel()
 
 
-def _start_of(engine: Engine, prompt: Prompt | Sequence, params: RequestParams) -> list[int] | Sequence:
+def _find_start(engine: Engine, prompt: Prompt | Sequence, params: RequestParams) -> list[int] | Sequence:
     """Token ids, or a sequence of this model."""
     if not isinstance(prompt, Sequence):
         return prompt_ids(engine, prompt, params.cache_salt)

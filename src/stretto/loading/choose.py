@@ -28,7 +28,7 @@ from stretto.loading.probe import TEXT, Figures, Probe, Sample, distance, measur
 from stretto.models.spec import ModelSpec
 from stretto.models.summary import model_memory
 from stretto.options.loading import GPU_CACHE_TYPES, LoadOptions
-from stretto.text.loading import load_tokenizer_of
+from stretto.text.loading import load_gguf_tokenizer
 from stretto.text.tokenizer import Tokenizer
 from stretto.weights.folder import open_weights
 from stretto.weights.formats import READABLE
@@ -306,7 +306,7 @@ def check_head(path: Path, memory: int | None = None) -> None:
             check_runnable(description, candidates)
             raise ModelError(candidates[0].refusal, path=path)
         if description.problem is None:  # else another program reads the vocabulary
-            load_tokenizer_of(file)
+            load_gguf_tokenizer(file)
         need = model_memory(file, description.spec)
         _check_memory(path, need.packed_bytes, need.cache_bytes("f16", LEAST_CELLS) or 0, memory)
 

@@ -22,10 +22,10 @@ from stretto.hardware import usable_cores
 from stretto.models import ModelSpec, read_spec
 from stretto.options.loading import LoadOptions
 from stretto.text.loading import (
+    load_gguf_template,
+    load_gguf_tokenizer,
     load_template_folder,
-    load_template_of,
     load_tokenizer_folder,
-    load_tokenizer_of,
 )
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
@@ -115,9 +115,9 @@ class FileDescription:
     def read_text(self) -> Text:
         """The tokenizer and the chat template."""
         source = getattr(self.file, "source", self.file)  # of one that is quantised while it is loaded
-        tokenizer = load_tokenizer_of(source)
+        tokenizer = load_gguf_tokenizer(source)
         check_vocabulary(tokenizer, self.spec, self.path)
-        template = load_template_of(source, tokenizer)
+        template = load_gguf_template(source, tokenizer)
         self.file.forget()  # the head has been read; pages that are being packed are mapped again
         return tokenizer, template
 
@@ -192,7 +192,7 @@ def open_tokenizer(model: Model) -> Tokenizer:
     if find_kind(model) == "onnx":
         return load_tokenizer_folder(_find_folder(model).path)
     with open_file(model, LoadOptions()) as file:
-        return load_tokenizer_of(file)
+        return load_gguf_tokenizer(file)
 
 
 def _find_folder(model: Model) -> OnnxFolder:

@@ -62,7 +62,7 @@ class ImageEncoder:
                 encoder = _torch_encoder(file, vision_spec, route.device, setup.precision)
             else:
                 encoder = NativeEncoder(
-                    file, vision_spec, setup.threads, kernel_sets.chosen(), setup.precision
+                    file, vision_spec, setup.threads, kernel_sets.select(), setup.precision
                 )
             return Vision(encoder, tokenizer, file.fingerprint(), self.cache)
 

@@ -179,7 +179,7 @@ class SetOutput(Output[ParallelStep]):
         self._held = HeldSteps()
         self._text = ""
 
-    def text_of(self, token: int) -> str:
+    def decode_token(self, token: int) -> str:
         """What a token would add to the best path; half a character shows as U+FFFD."""
         return self._tail.peek(token)
 

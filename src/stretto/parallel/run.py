@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from stretto.backends.base import Row
 from stretto.engine.aio import AsyncEventStream, finished
-from stretto.engine.branch import adapt, check_prompt, check_same_salt, end_ids_of, new_guide
+from stretto.engine.branch import adapt, check_prompt, check_same_salt, collect_end_ids, new_guide
 from stretto.engine.decoders.base import OneTrack
 from stretto.engine.engine import Engine
 from stretto.engine.output import CONTEXT, Ending
@@ -269,7 +269,7 @@ class SetDecoder(OneTrack):
             return
         step = steps[-1]
         for one in steps[:-1] if source.released else ():
-            cells = source.cells_of(one.position)
+            cells = source.map_cells(one.position)
             for member in one.members:
                 member.cell = cells.get(member.id, member.cell)
         for member, cell in zip(step.members, source.cells, strict=True):
@@ -289,7 +289,7 @@ class SetDecoder(OneTrack):
         """Make the chosen tokens the next step, and have them computed unless they are the last."""
         output, mixture = self.output, self.source.mixture
         members = [
-            Member(token, output.text_of(token), probability, weight)
+            Member(token, output.decode_token(token), probability, weight)
             for token, probability, weight in zip(
                 chosen.tokens, chosen.probabilities, chosen.weights, strict=True
             )
@@ -385,7 +385,7 @@ def new_run(engine: Engine, prompt: list[int] | Sequence, run: ParallelParams, p
     guide = new_guide(params)
     detokenizer = engine.tokenizer.detokenizer(after=track.tokens[-1], exact=guide is not None)
     output = SetOutput(runner.metrics, params, track.tokens, detokenizer, run.delay)
-    decoder = SetDecoder(runner, track, run, params, output, end_ids_of(engine, params), guide)
+    decoder = SetDecoder(runner, track, run, params, output, collect_end_ids(engine, params), guide)
     return Request(decoder, runner.metrics, priority=params.priority, timeout=params.timeout)
 
 

@@ -264,7 +264,7 @@ class SetSource:
 
     # -- cells of members --
 
-    def cells_of(self, position: int) -> dict[int, int]:
+    def map_cells(self, position: int) -> dict[int, int]:
         """The cell of each token at a position."""
         table = self._runner.cells
         view = table.view(self.track.id)
@@ -279,7 +279,7 @@ class SetSource:
 
     def _remove_members(self, members: list[Place]) -> int:
         table, track = self._runner.cells, self.track
-        cells = [self.cells_of(position)[token] for position, token in members]
+        cells = [self.map_cells(position)[token] for position, token in members]
         gone = np.isin(table.view(track.id), cells)
         track.tokens = [token for token, out in zip(track.tokens, gone, strict=True) if not out]
         return table.remove_cells(track.id, cells)
@@ -332,7 +332,7 @@ class SetSource:
         self._batch, self._first = batch, len(batch)
         self._put(batch, sets, logits=True)
         if self.probed:
-            cells = [self.cells_of(position)[token] for position, token in self.probed]
+            cells = [self.map_cells(position)[token] for position, token in self.probed]
             self._columns = batch.probe(cells)
         if self.watching:
             for row in range(self._first, len(batch)):

@@ -217,7 +217,7 @@ def _finish(keys: Keys, wanted: Tokenizer, config: TokenizerConfig, n_vocab: int
     keys |= {"tokens": _filled(tokens), "token_type": types}
     roles = {**_ROLES, **(_BERT_ROLES if wanted.kind == "wordpiece" else {})}
     for role, key in roles.items():
-        token = config.id_of(wanted.vocabulary.ids, role)
+        token = config.find_id(wanted.vocabulary.ids, role)
         if token is not None:
             keys[key] = token
     found = {PREFIX + key: value for key, value in keys.items() if value is not None}

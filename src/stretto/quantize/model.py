@@ -394,9 +394,9 @@ class QuantisedFile(GGUF):
         """The bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
-    def file_of(self, tensor: Tensor) -> Path:
+    def find_file(self, tensor: Tensor) -> Path:
         """The path of the file that holds a tensor's source."""
-        return self.source.file_of(self.source.tensors[tensor.name])
+        return self.source.find_file(self.source.tensors[tensor.name])
 
     def forget(self, tensor: Tensor | None = None, end: int | None = None) -> None:
         """Let the system evict the pages of a tensor's source, or of all files."""

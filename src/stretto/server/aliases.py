@@ -20,7 +20,7 @@ from stretto.server.generation.options import check_at_most
 from stretto.server.generation.requests import ChatRequest, CompletionRequest, EmbeddingRequest
 from stretto.server.http.bodies import make_router, validate
 from stretto.server.http.errors import Json, field_error
-from stretto.server.http.state import state_of
+from stretto.server.http.state import get_state
 from stretto.server.openai import endpoints, responses
 from stretto.server.own import tasks
 
@@ -86,7 +86,7 @@ async def invocations(body: Invocation, request: Request) -> Response:
 @router.post("/predict")
 async def predict(body: Instances, request: Request) -> Response:
     """Answer some bodies, one after the other."""
-    check_at_most("instances", len(body.instances), state_of(request).settings.limits.prompts)
+    check_at_most("instances", len(body.instances), get_state(request).settings.limits.prompts)
     predictions = []
     for number, instance in enumerate(body.instances):
         fields = {**(body.parameters or {}), **instance}
@@ -105,5 +105,5 @@ async def _called(kind: str, fields: dict[str, Any], request: Request) -> Respon
     schema, endpoint = KINDS[kind]
     body = validate(schema, fields)
     if not body.model:
-        body.model = state_of(request).registry.first(body.verb)
+        body.model = get_state(request).registry.first(body.verb)
     return await endpoint(body, request)

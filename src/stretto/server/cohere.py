@@ -20,7 +20,7 @@ from stretto.server.generation.requests import TextPart
 from stretto.server.generation.vectors import Floats, Vectors, embed_texts, write_vector
 from stretto.server.http.bodies import make_router
 from stretto.server.http.errors import field_error, unsupported
-from stretto.server.http.state import state_of
+from stretto.server.http.state import get_state
 from stretto.tasks import TaskModel
 from stretto.text.tokenizer import Tokenizer
 
@@ -77,7 +77,7 @@ class CohereEmbedRequest(ForModel):
 @router.post("/v2/embed")
 async def embed(body: CohereEmbedRequest, request: Request) -> Response:
     """A vector for each text, in the forms that are asked for."""
-    state = state_of(request)
+    state = get_state(request)
     if body.texts is not None and body.inputs is not None:
         raise field_error("inputs", "texts and inputs both hold the texts; give one")
     if body.texts is None and body.inputs is None:

@@ -35,7 +35,7 @@ class TokenizerConfig:
     template: str = ""
     template_with_tools: str = ""
 
-    def id_of(self, ids: Mapping[str, int], *roles: str) -> int | None:
+    def find_id(self, ids: Mapping[str, int], *roles: str) -> int | None:
         """The id of the first of these roles that a token has."""
         return next((ids[self.roles[role]] for role in roles if self.roles.get(role) in ids), None)
 

@@ -66,7 +66,7 @@ class Tuple(tuple[Any, ...]):
     size: Size
 
 
-def size_of(value: object, depth: int = 0) -> Size:
+def measure(value: object, depth: int = 0) -> Size:
     """Return the size of plain data; raises for anything else."""
     if isinstance(value, str):
         return Size(len(value), 1, 0)
@@ -91,7 +91,7 @@ def _sum(values: Iterable[object], depth: int) -> Size:
     for value in values:
         if isinstance(value, List):
             value.is_held = True
-        size = size_of(value, depth + 1)
+        size = measure(value, depth + 1)
         characters += size[0]
         items += size[1]
         deepest = max(deepest, size[2])
@@ -135,13 +135,13 @@ class Budget:
             self.expect(len(value))
             self.room -= len(value)
         elif isinstance(value, (list, tuple, dict)):
-            size = value.size if isinstance(value, (List, Tuple, Dict)) else size_of(value)
+            size = value.size if isinstance(value, (List, Tuple, Dict)) else measure(value)
             self.expect(size.characters)
             self.expect(size.items)
             if size.depth > MAX_DEPTH:
                 raise SecurityError(f"data nested deeper than {MAX_DEPTH} levels")
             self.room -= len(value) + 8
-            value = packed(value, size)
+            value = pack_sized(value, size)
         if self.room < 0:
             raise SecurityError("more memory than a chat template needs")
         return value
@@ -164,7 +164,7 @@ class Budget:
         """Take an item out of a list."""
         own = _changeable(values)
         value = own.pop(index)
-        size = size_of(value)
+        size = measure(value)
         own.size = Size(own.size[0] - size.characters, own.size[1] - size.items, own.size[2])
         return value
 
@@ -181,7 +181,7 @@ def _changeable(values: list[Any]) -> List:
     return values
 
 
-def packed(value: Any, size: Size) -> Any:
+def pack_sized(value: Any, size: Size) -> Any:
     """Return a container as the kind that knows its size."""
     if isinstance(value, (List, Tuple, Dict)):
         return value
@@ -213,12 +213,12 @@ class Function:
         self.run = run
 
 
-def text_of(value: object) -> str:
+def to_text(value: object) -> str:
     """Return a value as text; only plain data can be printed."""
     if type(value) is str:
         return value
     if not isinstance(value, Undefined):
-        size = size_of(value)
+        size = measure(value)
         current.get().expect(size.characters + size.items)
     return str(current.get().keep(str(value)))
 
@@ -254,7 +254,7 @@ def binary(symbol: str, left: Any, right: Any) -> Any:
         return percent(left, *(right if isinstance(right, tuple) else (right,)))
     if symbol == "*" and isinstance(left, int):
         left, right = right, left
-    sizes = [size_of(left), size_of(right)]
+    sizes = [measure(left), measure(right)]
     if symbol == "*" and isinstance(right, int):
         budget.expect(max(sizes[0].characters, sizes[0].items) * max(right, 0))
     else:
@@ -307,7 +307,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 def concat(first: Any, *rest: Any) -> str:
     """Join the operands of `~`."""
     current.get().tick()
-    return join_all("", [text_of(first), *map(text_of, rest)])
+    return join_all("", [to_text(first), *map(to_text, rest)])
 
 
 def join_all(separator: str, pieces: list[str]) -> str:
@@ -436,10 +436,10 @@ def _format(pattern: str, *args: Any, **named: Any) -> str:
         elif match[1] is None:
             raise SecurityError("format() fields other than {}, {0} and {name}")
         elif match[1] == "" or match[1].isdecimal():
-            pieces.append(text_of(args[int(match[1] or automatic)]))
+            pieces.append(to_text(args[int(match[1] or automatic)]))
             automatic += 1
         else:
-            pieces.append(text_of(named[match[1]]))
+            pieces.append(to_text(named[match[1]]))
     return join_all("", [*pieces, pattern[last:]])
 
 
@@ -455,7 +455,7 @@ def percent(pattern: str, *values: Any) -> str:
         value: Any = "%" if match[1] == "%" else next(rest, _NOTHING)
         if value is _NOTHING or (match[1] == "d" and not isinstance(value, NUMBERS)):
             raise TypeError(f"{match[0]} has no value that fits")
-        pieces += [pattern[last : match.start()], text_of(int(value) if match[1] == "d" else value)]
+        pieces += [pattern[last : match.start()], to_text(int(value) if match[1] == "d" else value)]
         last = match.end()
     if next(rest, _NOTHING) is not _NOTHING:
         raise TypeError("not all arguments converted during string formatting")
@@ -526,7 +526,7 @@ def _namespace(*args: Any, **attributes: Any) -> Namespace:
 
 
 def _raise_exception(message: Any = "") -> None:
-    reason = current.get().spell(text_of(message))[:500]
+    reason = current.get().spell(to_text(message))[:500]
     raise param_error("messages", f"the model's chat template does not take them: {reason}")
 
 

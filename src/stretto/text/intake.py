@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stretto.errors import param_error
-from stretto.text.guards import packed, size_of
+from stretto.text.guards import measure, pack_sized
 
 MAX_DEPTH = 64
 MAX_ITEMS = 300_000
@@ -90,14 +90,14 @@ class Intake:
             raise param_error(_shown_path(path), f"nested deeper than {MAX_DEPTH} levels")
         if isinstance(value, (list, tuple)):
             items = [self.plain(item, *path, i) for i, item in enumerate(value)]
-            return packed(items, size_of(items))
+            return pack_sized(items, measure(items))
         if isinstance(value, Mapping):
             pairs = {}
             for key, item in value.items():
                 if not isinstance(key, str):
                     raise param_error(_shown_path(path), f"the key {_shown(key)} is not a text")
                 pairs[self._text(key, path)] = self.plain(item, *path, key)
-            return packed(pairs, size_of(pairs))
+            return pack_sized(pairs, measure(pairs))
         raise param_error(_shown_path(path), f"{_shown(value)} is not a text, number, list or mapping")
 
     def _text(self, value: str, path: tuple[str | int, ...]) -> str:
@@ -115,10 +115,10 @@ def walk(value: Any, change: Callable[[str, str], str], key: str = "") -> Any:
         return change(value, key)
     if isinstance(value, list):
         items = [walk(item, change, key) for item in value]
-        return packed(items, size_of(items))
+        return pack_sized(items, measure(items))
     if isinstance(value, dict):
         pairs = {change(name, "*"): walk(item, change, name) for name, item in value.items()}
-        return packed(pairs, size_of(pairs))
+        return pack_sized(pairs, measure(pairs))
     return value
 
 

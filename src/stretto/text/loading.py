@@ -92,18 +92,18 @@ def load_tokenizer_folder(path: str | os.PathLike[str]) -> Tokenizer:
     )
 
 
-def load_tokenizer_of(file: GGUF) -> Tokenizer:
+def load_gguf_tokenizer(file: GGUF) -> Tokenizer:
     """The tokenizer of an open model: a GGUF file, or a folder in the form of one."""
     return load_tokenizer_folder(file.path) if isinstance(file, Folder) else load_tokenizer(file.metadata)
 
 
-def load_template_of(file: GGUF, tokenizer: Tokenizer) -> ChatTemplate | None:
+def load_gguf_template(file: GGUF, tokenizer: Tokenizer) -> ChatTemplate | None:
     """The chat template of an open model; None if it has none."""
     if isinstance(file, Folder):
         return load_template_folder(file.path, tokenizer)
     source = file.metadata.text("tokenizer.chat_template", "")
     with_tools = file.metadata.text("tokenizer.chat_template.tool_use", "")
-    return _template_of(source, with_tools, tokenizer)
+    return _compile_template(source, with_tools, tokenizer)
 
 
 def load_template_folder(path: str | os.PathLike[str], tokenizer: Tokenizer) -> ChatTemplate | None:
@@ -111,10 +111,10 @@ def load_template_folder(path: str | os.PathLike[str], tokenizer: Tokenizer) -> 
     from stretto.text.folder_config import read_tokenizer_config
 
     config = read_tokenizer_config(Path(path))
-    return _template_of(config.template, config.template_with_tools, tokenizer)
+    return _compile_template(config.template, config.template_with_tools, tokenizer)
 
 
-def _template_of(source: str, with_tools: str, tokenizer: Tokenizer) -> ChatTemplate | None:
+def _compile_template(source: str, with_tools: str, tokenizer: Tokenizer) -> ChatTemplate | None:
     """A model's template; one for tools alone serves all conversations."""
     if not source or not with_tools:
         return make_template(source or with_tools, "", tokenizer) if source or with_tools else None
@@ -149,8 +149,8 @@ def template_source(given: str | os.PathLike[str]) -> str:
 def make_template(source: str, with_tools: str, tokenizer: Tokenizer) -> ChatTemplate:
     """A chat template for the special tokens of a tokenizer."""
 
-    def text_of(token: int | None) -> str:
+    def name_token(token: int | None) -> str:
         return "" if token is None else tokenizer.piece(token)
 
-    bos, eos = text_of(tokenizer.bos_id), text_of(tokenizer.eos_id)
+    bos, eos = name_token(tokenizer.bos_id), name_token(tokenizer.eos_id)
     return ChatTemplate(source, tokenizer.specials, bos=bos, eos=eos, with_tools=with_tools)

@@ -41,13 +41,13 @@ from stretto.text.guards import (
     cut,
     each,
     join_all,
+    measure,
     pack,
-    packed,
+    pack_sized,
     percent,
     replace,
-    size_of,
     strip,
-    text_of,
+    to_text,
     word,
 )
 
@@ -100,7 +100,7 @@ def _of_environment(name: str) -> Callable[..., Any]:
 def _join_filter(context: Context, values: Any, d: str = "", attribute: str | int | None = None) -> str:
     if attribute is not None:
         values = JINJA_FILTERS["map"](context, values, attribute=attribute)
-    return join_all(text_of(d), [text_of(value) for value in each(values)])
+    return join_all(to_text(d), [to_text(value) for value in each(values)])
 
 
 def _default(value: Any, default_value: Any = "", boolean: bool = False) -> Any:
@@ -112,7 +112,7 @@ def _length(value: Any) -> int:
 
 
 def _indent(value: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    text = text_of(value)
+    text = to_text(value)
     columns = width if isinstance(width, int) else len(width)
     _check_indent(columns)
     current.get().expect(len(text) + columns * (text.count("\n") + 1))
@@ -132,7 +132,7 @@ def to_json(
     sort_keys: bool = False,
 ) -> str:
     """Serialise as the reference renderer does: no HTML escapes, non-ASCII letters as they are."""
-    size = size_of(value)
+    size = measure(value)
     columns = indent if isinstance(indent, int) else len(indent or "")
     _check_indent(columns)
     room = columns * size.depth + sum(map(len, separators or ()))
@@ -188,7 +188,7 @@ def _truncate(
     value: Any, length: int = 255, killwords: bool = False, end: str = "...", leeway: int | None = None
 ) -> str:
     """A text cut to a length, as Jinja does: a few characters more are let through, and words stay whole."""
-    text, end = text_of(value), text_of(end)
+    text, end = to_text(value), to_text(end)
     if length < len(end) or (leeway or 0) < 0:
         raise ValueError(f"truncate to {length} characters, of which {len(end)} are the end")
     if len(text) <= length + (5 if leeway is None else leeway):
@@ -202,34 +202,34 @@ FILTERS: dict[str, Callable[..., Any]] = {
         name: _kept(run)
         for name, run in {
             "abs": abs,
-            "capitalize": lambda value: text_of(value).capitalize(),
+            "capitalize": lambda value: to_text(value).capitalize(),
             "count": _length,
             "d": _default,
             "default": _default,
             "first": _first,
             "float": _float,
-            "format": lambda value, *values: percent(text_of(value), *values),
+            "format": lambda value, *values: percent(to_text(value), *values),
             "indent": _indent,
             "int": _int,
             "items": _items,
             "last": _last,
             "length": _length,
             "list": lambda value: list(each(value)),
-            "lower": lambda value: text_of(value).lower(),
+            "lower": lambda value: to_text(value).lower(),
             "replace": lambda value, old, new, count=-1: replace(
-                text_of(value), text_of(old), text_of(new), count
+                to_text(value), to_text(old), to_text(new), count
             ),
             "reverse": _reverse,
             "round": _round,
-            "safe": text_of,  # nothing is escaped here, so everything is safe
-            "string": text_of,
+            "safe": to_text,  # nothing is escaped here, so everything is safe
+            "string": to_text,
             "sum": _sum,
-            "title": lambda value: JINJA_FILTERS["title"](text_of(value)),
+            "title": lambda value: JINJA_FILTERS["title"](to_text(value)),
             "tojson": to_json,
             "truncate": _truncate,
-            "wordcount": lambda value: sum(1 for _ in _WORD.finditer(text_of(value))),
-            "trim": lambda value, chars=None: strip(text_of(value), chars),
-            "upper": lambda value: text_of(value).upper(),
+            "wordcount": lambda value: sum(1 for _ in _WORD.finditer(to_text(value))),
+            "trim": lambda value, chars=None: strip(to_text(value), chars),
+            "upper": lambda value: to_text(value).upper(),
             "dictsort": JINJA_FILTERS["dictsort"],
         }.items()
     },
@@ -281,9 +281,9 @@ TESTS: dict[str, Callable[..., Any]] = {
     "callable": lambda value: isinstance(value, (Function, Macro)),
     "filter": lambda name: name in FILTERS and not name.startswith("~"),
     "in": lambda left, right: compare(left, "in", right),
-    "lower": lambda value: text_of(value).islower(),
+    "lower": lambda value: to_text(value).islower(),
     "test": lambda name: name in TESTS,
-    "upper": lambda value: text_of(value).isupper(),
+    "upper": lambda value: to_text(value).isupper(),
 }
 
 
@@ -397,7 +397,7 @@ def _print(value: Any) -> str:
     if type(value) is str and current.get(None) is None:
         return value  # a constant, while compiling
     current.get().tick()
-    return guards.text_of(value)
+    return guards.to_text(value)
 
 
 _ALLOWED = (
@@ -541,7 +541,7 @@ class Program:
 def _copied(variables: Mapping[str, Any]) -> dict[str, Any]:
     """The caller's data; lists that the template may change are copies."""
     return {
-        name: packed(list(value), value.size) if isinstance(value, List) else value
+        name: pack_sized(list(value), value.size) if isinstance(value, List) else value
         for name, value in variables.items()
     }
 

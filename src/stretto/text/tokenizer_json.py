@@ -21,7 +21,7 @@ from stretto.text.folder_config import TokenizerConfig
 from stretto.text.json_steps import Steps
 from stretto.text.tokenizer import Matcher, Tokenizer
 from stretto.text.vocabulary import BYTE_TEXT, TokenType, index_tokens, make_vocabulary
-from stretto.weights.json_file import Fields, kind_of
+from stretto.weights.json_file import Fields, name_kind
 
 # The vocabulary of a tokenizer.json: the model's own tokens and those added to it, checked.
 
@@ -56,7 +56,7 @@ def read_added(described: Fields, others: Mapping[str, Any]) -> list[Added]:
 
 def _added(described: Fields, value: Any, number: Any) -> Added:
     if not isinstance(value, dict):
-        raise described.error("added_tokens", f"must be objects, found {kind_of(value)}")
+        raise described.error("added_tokens", f"must be objects, found {name_kind(value)}")
     fields = Fields(value, described.path, "added_tokens.")
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < MAX_TOKENS:
         raise fields.error("id", f"{number!r} is no id")
@@ -82,7 +82,7 @@ def read_model_tokens(model: Fields, kind: str) -> dict[str, int]:
         return ids
     vocabulary = model.get("vocab")
     if not isinstance(vocabulary, dict):
-        raise model.error("vocab", f"must be an object, found {kind_of(vocabulary)}")
+        raise model.error("vocab", f"must be an object, found {name_kind(vocabulary)}")
     _check_count(model, len(vocabulary))
     for text, token in vocabulary.items():
         if type(token) is not int or not 0 <= token < MAX_TOKENS:
@@ -174,8 +174,8 @@ class JsonTokenizer(Tokenizer):
         has_bytes = kind != "WordPiece" and model.flag("byte_fallback", False)
         types = list_types(tokens, ids, added, config.specials, unknown, has_bytes)
         prefix, suffix = _around(described, ids, config)
-        bos = config.id_of(ids, "bos_token", "cls_token")
-        eos = config.id_of(ids, "eos_token", "sep_token")
+        bos = config.find_id(ids, "bos_token", "cls_token")
+        eos = config.find_id(ids, "eos_token", "sep_token")
         bos = prefix[0] if bos is None and prefix else bos
         eos = suffix[-1] if eos is None and suffix else eos
         ends = [token for token in config.end_ids if token < len(tokens)]
@@ -284,7 +284,7 @@ def _around(
             return (_pair_id(processor, "cls", ids),), (_pair_id(processor, "sep", ids),)
         if kind == "TemplateProcessing":
             return _template(processor, ids)
-    bos, eos = config.id_of(ids, "bos_token"), config.id_of(ids, "eos_token")
+    bos, eos = config.find_id(ids, "bos_token"), config.find_id(ids, "eos_token")
     return (
         (bos,) if config.add_bos and bos is not None else (),
         (eos,) if config.add_eos and eos is not None else (),

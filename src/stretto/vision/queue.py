@@ -80,7 +80,7 @@ class EncodedImage:
     def shape(self) -> tuple[int, int]:
         """The shape of its vectors, those of all tiles concatenated."""
         spec, tiles = self._queue.encoder.spec, self.prepared.tiles
-        return len(tiles) * spec.tokens_of(find_grid(tiles, spec)), spec.n_vector
+        return len(tiles) * spec.count_tokens(find_grid(tiles, spec)), spec.n_vector
 
     def vectors(self) -> Floats:
         """float32[n, n_vector]; encodes the image if that has not been done."""
@@ -233,7 +233,7 @@ class EncodingQueue:
         jobs: list[_Job] = []
         for job in self.jobs.values():
             if job.tiles.shape[1:] == size:
-                max_tiles = max(1, BATCH_POSITIONS // spec.positions_of(find_grid(job.tiles, spec)))
+                max_tiles = max(1, BATCH_POSITIONS // spec.count_positions(find_grid(job.tiles, spec)))
                 jobs += [job] * min(max_tiles - len(jobs), len(job.tiles) - job.n_begun)
         return _Batch(self.encoder, jobs)
 

@@ -90,7 +90,7 @@ class VisionSpec:
     @property
     def n_tokens(self) -> int:
         """Tokens of an image of `image_size`, or of a tile."""
-        return self.tokens_of(self.grid)
+        return self.count_tokens(self.grid)
 
     @property
     def max_patches(self) -> int:
@@ -117,11 +117,11 @@ class VisionSpec:
         """Numbers of a token's vector: an embedding, and what is added behind early layers."""
         return self.n_out * (1 + len(self.deepstack))
 
-    def positions_of(self, grid: Grid) -> int:
+    def count_positions(self, grid: Grid) -> int:
         """Positions of a block's input: the patches, and the class token if there is one."""
         return grid[0] * grid[1] + self.class_token
 
-    def tokens_of(self, grid: Grid) -> int:
+    def count_tokens(self, grid: Grid) -> int:
         """Tokens of an image or tile with this grid of patches."""
         return (grid[0] // self.merge) * (grid[1] // self.merge)
 
@@ -133,7 +133,7 @@ class VisionSpec:
         if self.two_frames:
             shapes["v.patch_embd.weight.1"] = kernel
         if self.positions:
-            shapes["v.position_embd.weight"] = self.position_shape or (self.positions_of(self.grid), n)
+            shapes["v.position_embd.weight"] = self.position_shape or (self.count_positions(self.grid), n)
         if self.class_token:
             shapes["v.class_embd"] = (n,)
         for norm, there in (("v.pre_ln", self.pre_norm), ("v.post_ln", self.post_norm)):

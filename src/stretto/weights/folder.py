@@ -70,7 +70,7 @@ class Folder(GGUF):
         """The size of all files together."""
         return sum(shard.buffer.nbytes for shard in self._shards)
 
-    def file_of(self, tensor: Tensor) -> Path:
+    def find_file(self, tensor: Tensor) -> Path:
         """The path of the file that holds a tensor; the folder's, if it is made of others."""
         return self._places[tensor.name].path if tensor.name in self._places else self.path
 

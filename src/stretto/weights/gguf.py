@@ -141,7 +141,7 @@ class GGUF:
         """The error about a key or tensor of the file."""
         return ModelError(reason, path=self.path, field=field)
 
-    def file_of(self, tensor: Tensor) -> Path:
+    def find_file(self, tensor: Tensor) -> Path:
         """The path of the file that holds a tensor, where its `offset` counts."""
         return self._parts[self._homes[tensor.name]].path
 

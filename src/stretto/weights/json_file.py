@@ -57,7 +57,7 @@ def read_object(path: Path, most: int = MAX_BYTES) -> Fields:
     """The object in a JSON file."""
     value = read_json(path, most)
     if not isinstance(value, dict):
-        raise ModelError(f"must hold an object, found {kind_of(value)}", path=path)
+        raise ModelError(f"must hold an object, found {name_kind(value)}", path=path)
     return Fields(value, path)
 
 
@@ -130,10 +130,10 @@ class Fields(Mapping[str, Any]):
         return value
 
     def _wrong(self, name: str, wanted: str, value: Any) -> ModelError:
-        return self.error(name, f"must be {wanted}, found {kind_of(value)}")
+        return self.error(name, f"must be {wanted}, found {name_kind(value)}")
 
 
-def kind_of(value: Any) -> str:
+def name_kind(value: Any) -> str:
     """The JSON name of a value's type, for messages."""
     names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")

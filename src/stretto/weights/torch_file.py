@@ -132,7 +132,7 @@ class _Machine:
     def mark(self, _: Any) -> None:
         self._marks.append(len(self._stack))
 
-    def tuple_of(self, n: int) -> None:
+    def push_tuple(self, n: int) -> None:
         values = [self._pop() for _ in range(n)]
         self._stack.append(tuple(reversed(values)))
 
@@ -253,9 +253,9 @@ _CONSTANTS: Mapping[str, Callable[[], Any]] = {
 _ACTIONS: Mapping[str, Callable[[_Machine, Any], None]] = {
     "MARK": _Machine.mark,
     "TUPLE": _Machine.tuple_to_mark,
-    "TUPLE1": lambda machine, _: machine.tuple_of(1),
-    "TUPLE2": lambda machine, _: machine.tuple_of(2),
-    "TUPLE3": lambda machine, _: machine.tuple_of(3),
+    "TUPLE1": lambda machine, _: machine.push_tuple(1),
+    "TUPLE2": lambda machine, _: machine.push_tuple(2),
+    "TUPLE3": lambda machine, _: machine.push_tuple(3),
     "BINPUT": _Machine.put,
     "LONG_BINPUT": _Machine.put,
     "MEMOIZE": _Machine.put,

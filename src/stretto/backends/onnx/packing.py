@@ -217,7 +217,7 @@ def open_packed(
     products = find_products(file)
     if not products:
         return plain(OTHER_FORM if found else "")
-    name = kernel_sets.chosen()
+    name = kernel_sets.select()
     try:
         rewritten = rewrite(file, products, threads, name)
         packed = len(rewritten.matrices)

@@ -70,7 +70,7 @@ def models(text: str) -> Found:
 
     if text.startswith((".", "/", "~")):
         return paths(text)
-    names = sorted({model.name for model in hub.models()} | set(hub.known()))
+    names = sorted({model.name for model in hub.models()} | set(hub.packaged_models()))
     fitting = [name for name in names if name.startswith(text)]
     return [
         *((len(text), name) for name in aliases() if name.startswith(text)),

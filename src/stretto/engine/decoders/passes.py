@@ -469,7 +469,7 @@ class _Packed:
         """Begin with the next continuations; the last token of each is only predicted."""
         self.close()
         self._tree = DraftTree(tokens[:-1] for tokens in continuations)
-        self._through = self._tree.branches_of()
+        self._through = self._tree.list_branches()
         self._wanted = [[] for _ in self._through]
         for tokens in continuations:
             for node, token in self._followed(tokens):

@@ -43,7 +43,7 @@ from stretto.server.generation.options import plain_options
 from stretto.server.generation.requests import ChatRequest
 from stretto.server.http.bodies import make_router
 from stretto.server.http.errors import ApiError, Json, field_error
-from stretto.server.http.state import state_of
+from stretto.server.http.state import get_state
 
 # Anthropic's messages as a chat request in OpenAI's form, which is the form that the server works with.
 
@@ -222,7 +222,7 @@ router = make_router("Anthropic")
 @router.post("/v1/messages")
 async def messages(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation."""
-    settings = state_of(request).settings
+    settings = get_state(request).settings
     chat = as_chat(body)
     with rename_fields(NAMES, *FIELDS):
         options = read_chat_options(chat, settings.limits)

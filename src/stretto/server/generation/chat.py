@@ -36,7 +36,7 @@ from stretto.server.generation.requests import (
     ToolCall,
 )
 from stretto.server.http.errors import field_error, translate, unsupported
-from stretto.server.http.state import state_of
+from stretto.server.http.state import get_state
 from stretto.server.settings import RequestLimits, Settings
 from stretto.text.messages import EFFORTS, NO_EFFORT, SWITCHES
 from stretto.tools.plan import ToolPlan
@@ -336,7 +336,7 @@ async def encode_chat(
     body: ChatRequest, generation: Generation, request: Request, thinking: dict[str, Any] | None = None
 ) -> list[int]:
     """The token ids of a conversation with its tools."""
-    settings = state_of(request).settings
+    settings = get_state(request).settings
     _, prompt = await unless_gone(request, prepare_chat(body, generation, settings, thinking))
     (ids,) = await encode_prompts(generation, [prompt])
     return ids

@@ -29,7 +29,7 @@ from stretto.server.http.errors import (
 )
 from stretto.server.http.logs import log_request
 from stretto.server.http.registry import Lease, choose_adapter
-from stretto.server.http.state import State, caller_of, state_of
+from stretto.server.http.state import State, get_caller, get_state
 
 Value = TypeVar("Value")
 
@@ -48,7 +48,7 @@ class Generation:
         self._state = state
         self.id: str = request.scope.get(REQUEST_ID, "")
         self.path: str = request.scope["path"]
-        self.caller = caller_of(request)
+        self.caller = get_caller(request)
         self.cancelled = False  # by its caller or the operator
         self._tasks: set[asyncio.Future[Any]] = request.scope.setdefault(TASKS, set())
         self.limits = state.settings.limits
@@ -74,7 +74,7 @@ class Generation:
     @classmethod
     async def begin(cls, request: Request, name: str, verb: str = "generate") -> Generation:
         """One with a loaded model that has the verb."""
-        state, since = state_of(request), time.monotonic()
+        state, since = get_state(request), time.monotonic()
         request.scope.setdefault("stretto", {}).setdefault("model", name)
         return cls(state, await state.registry.lease(name, verb), since, request)
 

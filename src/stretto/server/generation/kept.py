@@ -22,7 +22,7 @@ from stretto.server.generation.generation import Generation, lease_model
 from stretto.server.http.bodies import make_router, read_body
 from stretto.server.http.errors import ApiError, Json, field_error, unsupported
 from stretto.server.http.served_model import ServedModel
-from stretto.server.http.state import Caller, require_admin, state_of
+from stretto.server.http.state import Caller, get_state, require_admin
 from stretto.server.settings import Settings
 
 PINNED_FRACTION = 0.5  # of the cells, which pinned prompts may hold together
@@ -123,7 +123,7 @@ def remember(generation: Generation, number: int | None, prompts: list[list[int]
 async def act(number: int, action: Action, request: Request, model: OptionalName = None) -> Response:
     """Save, restore or erase the text that a request with this `id_slot` has left; for administrators."""
     require_admin(request)
-    state = state_of(request)
+    state = get_state(request)
     data = await request.body()
     body = await read_body(SlotFile, data, state.settings.limits) if data else None
     if not 0 <= number < state.settings.max_running:

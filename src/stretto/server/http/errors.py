@@ -291,7 +291,7 @@ def install(app: FastAPI) -> None:
         note_error(request.scope.setdefault("stretto", {}), error)
         return answer(error, request.url.path)
 
-    async def known(request: Request, error: Exception) -> Response:
+    async def answer_error(request: Request, error: Exception) -> Response:
         return said(request, translate(error))
 
     async def invalid(request: Request, error: Exception) -> Response:
@@ -315,11 +315,11 @@ def install(app: FastAPI) -> None:
         return Response(status_code=error.status)
 
     for kind in (ApiError, errors.StrettoError):
-        app.add_exception_handler(kind, known)
+        app.add_exception_handler(kind, answer_error)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(ClientGone, gone)
-    app.add_exception_handler(Exception, known)
+    app.add_exception_handler(Exception, answer_error)
 
 
 def explain_errors(errors: Sequence[Any], body: Any, known: Collection[str] = ()) -> ApiError:

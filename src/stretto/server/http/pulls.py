@@ -26,7 +26,7 @@ HEARTBEATS = 40  # reports without progress, then the last one is repeated: prox
 
 def check_source(text: str) -> str:
     """A name of a catalogue, or `hf:org/repo…`; nothing else is fetched, and no path or link is opened."""
-    if text in hub.known() or text in CATALOGUE:
+    if text in hub.packaged_models() or text in CATALOGUE:
         return text
     if text.startswith(HF_PREFIX) or is_repository(text):
         try:

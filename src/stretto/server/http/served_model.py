@@ -138,7 +138,7 @@ def make_served(entry: ModelEntry, settings: Settings, limit: int) -> ServedMode
 
 
 def _make_task_model(entry: ModelEntry, limit: int) -> ServedModel:
-    packaged = hub.known().get(entry.source)
+    packaged = hub.packaged_models().get(entry.source)
     path = hub.resolve(entry.source)
     if not path.is_file():
         raise ModelError("there is no such file", path=path)

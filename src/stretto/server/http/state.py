@@ -24,7 +24,7 @@ Part = TypeVar("Part")
 
 # Callers: who sends a request, by its key. Keys are tenants, and administration needs an admin key.
 #
-# The guard finds out who is calling, before anything else of a request is read; endpoints ask `caller_of`.
+# The guard finds out who is calling, before anything else of a request is read; endpoints ask `get_caller`.
 # Without any key everybody is one and the same caller, who administrates a server that only this machine can
 # reach.
 
@@ -301,13 +301,13 @@ class State:
             await asyncio.wait(tasks, timeout=seconds)
 
 
-def state_of(request: Request) -> State:
+def get_state(request: Request) -> State:
     """The state of the server that a request came to."""
     state: State = request.app.state.stretto
     return state
 
 
-def caller_of(request: Request) -> Caller:
+def get_caller(request: Request) -> Caller:
     """Who sent a request."""
     caller: Caller = request.scope[CALLER]
     return caller
@@ -315,7 +315,7 @@ def caller_of(request: Request) -> Caller:
 
 def require_admin(request: Request) -> None:
     """Raise unless an administrator sent the request."""
-    if not caller_of(request).admin:
+    if not get_caller(request).admin:
         raise ApiError(
             403,
             "this is administration and needs an admin key; the operator sets one with --admin-key",

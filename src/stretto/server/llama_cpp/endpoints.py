@@ -32,7 +32,7 @@ from stretto.server.generation.options import (
 from stretto.server.generation.requests import ChatRequest
 from stretto.server.http.bodies import make_router
 from stretto.server.http.errors import Json, field_error
-from stretto.server.http.state import state_of
+from stretto.server.http.state import get_state
 from stretto.server.llama_cpp.answers import LlamaAnswer
 from stretto.server.llama_cpp.schemas import (
     DetokenizeTokens,
@@ -127,7 +127,7 @@ async def view_prompt(body: ChatRequest, request: Request, view: Callable[[LLM, 
 @router.post("/tokenize")
 async def tokenize(body: TokenizeText, request: Request) -> Response:
     """The tokens of a text, or of a conversation."""
-    state = state_of(request)
+    state = get_state(request)
     given = [name for name in ("content", "prompt", "messages") if getattr(body, name) is not None]
     if len(given) != 1:
         raise field_error("content", "give one of content, prompt and messages", "missing_field")
@@ -165,7 +165,7 @@ async def detokenize(body: DetokenizeTokens, request: Request) -> Response:
 @router.post("/completions")
 async def completion(body: NativeCompletion, request: Request) -> Response:
     """Continue a text, or several, with llama-server's fields."""
-    limits = state_of(request).settings.limits
+    limits = get_state(request).settings.limits
     prompts = list_prompts(body.prompt)
     check_prompts("prompt", prompts, limits)
 
@@ -180,7 +180,7 @@ async def infill(body: InfillRequest, request: Request) -> Response:
     """The text between a prefix and a suffix."""
     texts = [body.input_prefix, body.input_suffix, body.prompt or ""]
     whole = "".join([*texts, *(one.text for one in body.input_extra or [])])
-    check_prompts("input_prefix", [whole], state_of(request).settings.limits)
+    check_prompts("input_prefix", [whole], get_state(request).settings.limits)
     return await _answer(body, request, "input_prefix", False, lambda llm: [_infill_ids(llm.tokenizer, body)])
 
 
@@ -192,7 +192,7 @@ async def _answer(
     prompts_for: Callable[[LLM], list[list[int]]],
 ) -> Response:
     """Generate from the prompts that `prompts_for` makes in a thread; `field` holds them."""
-    state = state_of(request)
+    state = get_state(request)
     options = native_options(body, state.settings.limits)
 
     async def start(generation: Generation) -> LlamaAnswer:

@@ -25,7 +25,7 @@ from stretto.server.http.bodies import make_router
 from stretto.server.http.errors import ApiError, Json, field_error, unsupported
 from stretto.server.http.registry import name_adapters
 from stretto.server.http.served_model import ServedModel, find_context_length
-from stretto.server.http.state import State, require_admin, state_of
+from stretto.server.http.state import State, get_state, require_admin
 from stretto.server.llama_cpp.answers import list_settings
 from stretto.server.llama_cpp.schemas import NativeSampling
 from stretto.tasks import TaskModel
@@ -56,7 +56,7 @@ class AdapterScales(RootModel[NumberedAdapters]):
 async def load(body: NamedModel, request: Request) -> Response:
     """Start to load a model; `status` in `/models` says when it is loaded. For administrators."""
     require_admin(request)
-    state = state_of(request)
+    state = get_state(request)
     served = state.registry.find(body.model)
     if served.llm is not None:
         raise field_error("model", f"{served.name} is loaded")
@@ -71,7 +71,7 @@ async def load(body: NamedModel, request: Request) -> Response:
 async def unload(body: NamedModel, request: Request) -> Response:
     """Unload a model that is not in use. For administrators."""
     require_admin(request)
-    registry = state_of(request).registry
+    registry = get_state(request).registry
     served = registry.find(body.model)
     if served.llm is None and served.loading is None:
         raise field_error("model", f"{served.name} is not loaded")
@@ -83,7 +83,7 @@ async def unload(body: NamedModel, request: Request) -> Response:
 @router.get("/lora-adapters")
 async def adapters(request: Request) -> Response:
     """The adapters of the first model, and the scales that requests without `lora` get."""
-    served = _first(state_of(request))
+    served = _first(get_state(request))
     return Json(
         [
             {"id": number, "name": name, "path": Path(path).name, "scale": served.scales.get(name, 0.0)}
@@ -96,7 +96,7 @@ async def adapters(request: Request) -> Response:
 async def scale_adapters(body: AdapterScales, request: Request) -> Response:
     """Set the adapters of requests without `lora` to the first model, for administrators; others get 0."""
     require_admin(request)
-    served = _first(state_of(request))
+    served = _first(get_state(request))
     served.scales = name_adapters(body.root, served)
     return Json({"success": True})
 
@@ -122,7 +122,7 @@ OptionalName = Annotated[
 @router.get("/props")
 async def props(request: Request, model: OptionalName = None) -> Response:
     """Properties of a model, as llama-server names them; it need not be loaded."""
-    state = state_of(request)
+    state = get_state(request)
     served = _served(state, model)
     defaults = dict(state.settings.defaults)
     params = list_settings(NativeSampling.model_validate({}), defaults, frozenset())
@@ -150,7 +150,7 @@ async def props(request: Request, model: OptionalName = None) -> Response:
 @router.get("/slots")
 async def slots(request: Request, model: OptionalName = None) -> Response:
     """Room for requests that run at once; as many entries are processing as requests of the model run."""
-    state = state_of(request)
+    state = get_state(request)
     served = _served(state, model)
     n_running = sum(generation.model == served.name for generation in state.generations)
     context = find_context_length(served, state.settings)
@@ -192,7 +192,7 @@ async def embedding(body: NativeEmbedding, request: Request) -> Response:
     if given is None:
         raise field_error("input", "input: there is no text to embed", "missing_field")
     texts = [unwrap_text(one) for one in split_prompts(given)]
-    check_prompts("input", texts, state_of(request).settings.limits)
+    check_prompts("input", texts, get_state(request).settings.limits)
     async with lease_model(request, body.model, "input", verb="embed") as generation:
         found = await unless_gone(request, _vectors(generation, texts, body))
     answer = [

@@ -27,7 +27,7 @@ from stretto.quantize.choice import find_mix
 from stretto.server.http.bodies import make_router, validate
 from stretto.server.http.errors import ApiError, ClientGone, blame_field, field_error, translate
 from stretto.server.http.pulls import Pull
-from stretto.server.http.state import State, require_admin, state_of
+from stretto.server.http.state import State, get_state, require_admin
 from stretto.server.ollama.models import progress_response, require_new, statuses
 from stretto.server.ollama.schemas import CreateRequest
 from stretto.server.ollama.store import Blobs, Made, MadeModels, check_name, plain, read_digest, rebase
@@ -127,7 +127,7 @@ router = make_router("Ollama")
 async def has_blob(digest: Digest, request: Request) -> Response:
     """Whether a file is here: 200 or 404."""
     require_admin(request)
-    if await asyncio.to_thread(state_of(request).part(Blobs).find, digest) is None:
+    if await asyncio.to_thread(get_state(request).part(Blobs).find, digest) is None:
         raise ApiError(404, f"there is no file {digest[:100]} here", param="digest", code="not_found")
     return Response(status_code=200)
 
@@ -145,7 +145,7 @@ async def has_blob(digest: Digest, request: Request) -> Response:
 async def send_blob(digest: Digest, request: Request) -> Response:
     """Take a file for `files` of /api/create; its digest is compared."""
     require_admin(request)
-    state, sha256 = state_of(request), read_digest(digest)
+    state, sha256 = get_state(request), read_digest(digest)
     limits, blobs = state.settings.limits, state.part(Blobs)
     given = request.headers.get("content-length", "")
     length = int(given) if given.isdigit() else None
@@ -213,7 +213,7 @@ class _Weights:
 async def create(body: CreateRequest, request: Request) -> Response:
     """Make a model from one that is here, or from a GGUF file, with a system message and parameters."""
     require_admin(request)
-    state, name = state_of(request), plain(body.wanted)
+    state, name = get_state(request), plain(body.wanted)
     if body.modelfile is not None:
         fields = await asyncio.to_thread(parse_modelfile, body.modelfile)
         given = body.model_dump(exclude_unset=True, by_alias=True, exclude={"modelfile"})
@@ -314,7 +314,7 @@ def stored_name(name: str, state: State) -> str:
         raise field_error(
             "model", f"{name!r} is no name for a stored model; take a shorter one without an ending"
         )
-    if stored in hub.known() or stored in CATALOGUE:
+    if stored in hub.packaged_models() or stored in CATALOGUE:
         raise field_error(
             "model", f"{stored} is a model that can be fetched; give another name", "name_taken", status=409
         )

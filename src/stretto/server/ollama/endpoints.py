@@ -18,7 +18,7 @@ from stretto.server.generation.options import check_prompts, ollama_grammar, pla
 from stretto.server.generation.vectors import Vectors, embed_texts
 from stretto.server.http.bodies import make_router
 from stretto.server.http.errors import Json, field_error
-from stretto.server.http.state import State, require_admin, state_of
+from stretto.server.http.state import State, get_state, require_admin
 from stretto.server.ollama.answers import Asked, OllamaAnswer, count_ns, now
 from stretto.server.ollama.schemas import (
     Common,
@@ -182,7 +182,7 @@ router = make_router("Ollama")
 @router.post("/api/generate")
 async def generate(body: GenerateRequest, request: Request) -> Response:
     """Answer a prompt."""
-    state = state_of(request)
+    state = get_state(request)
     _, made = state.part(MadeModels).resolve(body.model, state.registry)
     if not body.prompt and not body.images and not body.suffix:
         return await _load(state, body, made, request, {"response": ""})
@@ -202,7 +202,7 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
 @router.post("/api/chat")
 async def chat(body: OllamaChatRequest, request: Request) -> Response:
     """Answer a conversation."""
-    state = state_of(request)
+    state = get_state(request)
     _, made = state.part(MadeModels).resolve(body.model, state.registry)
     if not body.messages:
         return await _load(state, body, made, request, {"message": {"role": "assistant", "content": ""}})
@@ -235,7 +235,7 @@ async def embeddings(body: EmbeddingsRequest, request: Request) -> Response:
 async def _embedded(
     model: str, texts: list[Any], request: Request, how: Vectors, options: Options | None
 ) -> tuple[list[list[float]], dict[str, Any]]:
-    state = state_of(request)
+    state = get_state(request)
     check_prompts("input", texts, state.settings.limits)
     _, made = state.part(MadeModels).resolve(model, state.registry)
     vectors: Any = []

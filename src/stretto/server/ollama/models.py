@@ -16,7 +16,7 @@ from stretto.server.http.bodies import make_router
 from stretto.server.http.errors import ApiError, Json, field_error
 from stretto.server.http.pulls import Pull, check_source
 from stretto.server.http.served_model import ServedModel, list_capabilities
-from stretto.server.http.state import State, require_admin, state_of
+from stretto.server.http.state import State, get_state, require_admin
 from stretto.server.http.streaming import LINES, ValueStream
 from stretto.server.ollama.schemas import DeleteRequest, OllamaCopyRequest, OllamaPullRequest, ShowRequest
 from stretto.server.ollama.store import Made, MadeModels, add_tag, plain, rebase
@@ -40,7 +40,7 @@ async def version() -> Response:
 @router.get("/api/tags")
 async def tags(request: Request) -> Response:
     """The models that are served, and those made from them."""
-    state = state_of(request)
+    state = get_state(request)
     digests = await asyncio.to_thread(_digests)
     return Json({"models": [_listed(made, served, digests) for made, served in _all(state)]})
 
@@ -48,7 +48,7 @@ async def tags(request: Request) -> Response:
 @router.get("/api/ps")
 async def ps(request: Request) -> Response:
     """The models that are loaded."""
-    state = state_of(request)
+    state = get_state(request)
     digests = await asyncio.to_thread(_digests)
     loaded = [served for served in state.registry.models.values() if served.llm is not None]
     return Json({"models": [_running(served, digests) for served in loaded]})
@@ -57,7 +57,7 @@ async def ps(request: Request) -> Response:
 @router.post("/api/show")
 async def show(body: ShowRequest, request: Request) -> Response:
     """Details of a model."""
-    state = state_of(request)
+    state = get_state(request)
     served, made = state.part(MadeModels).resolve(body.wanted, state.registry)
     facts = served.facts
     return Json(
@@ -79,7 +79,7 @@ async def show(body: ShowRequest, request: Request) -> Response:
 async def pull(body: OllamaPullRequest, request: Request) -> Response:
     """Fetch a model, and serve it."""
     require_admin(request)
-    state, name = state_of(request), plain(body.wanted)
+    state, name = get_state(request), plain(body.wanted)
     if name in state.registry.models or name in state.part(MadeModels).all():
         return await progress_response(statuses("pulling manifest", "success"), body.stream)
     source = check_source(re.sub(r"^(https?://)?(hf\.co|huggingface\.co)/", "", name))
@@ -91,7 +91,7 @@ async def pull(body: OllamaPullRequest, request: Request) -> Response:
 async def copy(body: OllamaCopyRequest, request: Request) -> Response:
     """Give a model one more name."""
     require_admin(request)
-    state = state_of(request)
+    state = get_state(request)
     _, base = state.part(MadeModels).resolve(body.source, state.registry)
     require_new(state, plain(body.destination))
     name = plain(body.destination)
@@ -103,7 +103,7 @@ async def copy(body: OllamaCopyRequest, request: Request) -> Response:
 async def delete(body: DeleteRequest, request: Request) -> Response:
     """Delete a model that was made here, or fetched by the server; its file goes too."""
     require_admin(request)
-    state, name = state_of(request), plain(body.wanted)
+    state, name = get_state(request), plain(body.wanted)
     if name not in state.registry.models and await asyncio.to_thread(state.part(MadeModels).remove, name):
         return Response(status_code=200)
     served = state.registry.find(name)

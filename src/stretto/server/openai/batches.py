@@ -39,7 +39,7 @@ from stretto.server.http.errors import (
     write_error,
 )
 from stretto.server.http.logs import log_request
-from stretto.server.http.state import CALLER, Caller, State, caller_of
+from stretto.server.http.state import CALLER, Caller, State, get_caller
 from stretto.server.http.streaming import ask_app
 from stretto.server.openai.batch_store import (
     BATCH_SECONDS,
@@ -494,7 +494,7 @@ class _Group:
 def _asked(request: Request) -> tuple[Batches, str]:
     """The batches of a server, and the folder of the caller."""
     batches: Batches = request.app.state.batches
-    return batches, batches.find_owner(caller_of(request))
+    return batches, batches.find_owner(get_caller(request))
 
 
 def _found(store: BatchStore, owner: str, name: str, kind: str) -> Record:

@@ -47,7 +47,7 @@ from stretto.server.http.bodies import make_router
 from stretto.server.http.errors import ApiError, Json, field_error, unsupported
 from stretto.server.http.registry import choose_adapter
 from stretto.server.http.served_model import ServedModel, find_context_length, list_capabilities
-from stretto.server.http.state import state_of
+from stretto.server.http.state import get_state
 from stretto.server.openai.answers import ChatAnswer, CompletionAnswer, FunctionAnswer
 from stretto.server.settings import RequestLimits, Settings
 from stretto.tasks import TaskModel
@@ -173,7 +173,7 @@ router = make_router("OpenAI")
 @router.get("/v1/models")
 async def models(request: Request) -> Response:
     """The models that are served."""
-    state = state_of(request)
+    state = get_state(request)
     names = state.registry.names()
     listed = [_model(name, served, state.settings) for name, served in names]
     ends = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]} if listed else {}
@@ -184,14 +184,14 @@ async def models(request: Request) -> Response:
 @router.get("/v1/models/{name:path}")
 async def model(name: str, request: Request) -> Response:
     """One model that is served."""
-    state = state_of(request)
+    state = get_state(request)
     return Json(_model(name, state.registry.find(name), state.settings))
 
 
 @router.post("/v1/completions")
 async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue a text, or several."""
-    state = state_of(request)
+    state = get_state(request)
     check_echo(body)
     options = completion_options(body, state.settings.limits)
     options.update(read_grammar(body, state.settings.limits))
@@ -226,7 +226,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 @router.post("/v1/chat/completions")
 async def chat(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
-    state = state_of(request)
+    state = get_state(request)
     legacy = body.functions is not None
     body = replace_functions(body)
     options = read_chat_options(body, state.settings.limits)
@@ -338,7 +338,7 @@ async def _start_answer(
 @router.post("/v1/embeddings")
 async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     """A vector for each text: its final hidden states, pooled."""
-    state = state_of(request)
+    state = get_state(request)
     texts = [unwrap_text(one) for one in split_prompts(body.input)]
     check_prompts("input", texts, state.settings.limits)
     async with lease_model(request, body.model, "input", verb="embed") as generation:
@@ -427,7 +427,7 @@ async def tokenizer_info(
     ] = None,
 ) -> Response:
     """The special tokens, the chat template and the sizes of a model's tokenizer."""
-    registry = state_of(request).registry
+    registry = get_state(request).registry
     served = registry.find(model or registry.first("generate"))
     verbs = served.facts["verbs"]
     verb = "generate" if "generate" in verbs else verbs[0]

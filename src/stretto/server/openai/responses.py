@@ -15,7 +15,7 @@ from stretto.server.generation.chat import converse, encode_chat, read_chat_opti
 from stretto.server.generation.generation import Generation, lease_model
 from stretto.server.http.bodies import make_router
 from stretto.server.http.errors import Json, dumps, field_error, translate, unsupported
-from stretto.server.http.state import Caller, Job, Kept, State, caller_of, state_of
+from stretto.server.http.state import Caller, Job, Kept, State, get_caller, get_state
 from stretto.server.openai.responses_answers import ResponseAnswer
 from stretto.server.openai.responses_request import (
     NAMES,
@@ -111,7 +111,7 @@ router = make_router("OpenAI")
 @router.post("/v1/responses")
 async def create(body: ResponseRequest, request: Request) -> Response:
     """Answer a conversation, or go on with an earlier response."""
-    settings = state_of(request).settings
+    settings = get_state(request).settings
     check_background(body)
     before = _before(body, request)
     items = (*(before.items if before is not None else ()), *list_items(body))
@@ -130,7 +130,7 @@ async def create(body: ResponseRequest, request: Request) -> Response:
 
     answer = await start_answer(request, body.model, start, *FIELDS)
     if body.background:
-        return Json(run_in_background(state_of(request), answer))
+        return Json(run_in_background(get_state(request), answer))
     return await respond(request, answer, body.stream)
 
 
@@ -153,7 +153,7 @@ async def retrieve(
     """A response that was kept, or is being made."""
     if stream:
         raise unsupported("stream: a response that was kept is not streamed again", "stream")
-    return Json(with_status(state_of(request), caller_of(request), _find(request, response_id).response))
+    return Json(with_status(get_state(request), get_caller(request), _find(request, response_id).response))
 
 
 @router.post("/v1/responses/{response_id}/cancel")
@@ -164,7 +164,7 @@ async def cancel(response_id: str, request: Request) -> Response:
             "response_id",
             f"response_id: {response_id[:64]} is not made in the background; disconnect to end a request",
         )
-    await cancel_job(state_of(request), caller_of(request), response_id)
+    await cancel_job(get_state(request), get_caller(request), response_id)
     return Json(_find(request, response_id).response)
 
 
@@ -179,13 +179,13 @@ async def input_items(response_id: str, request: Request) -> Response:
 @router.delete("/v1/responses/{response_id}")
 async def delete(response_id: str, request: Request) -> Response:
     """Forget a response that was kept; one that is being made ends."""
-    forget_job(state_of(request), caller_of(request), response_id)
-    state_of(request).responses.remove(caller_of(request).name, response_id)
+    forget_job(get_state(request), get_caller(request), response_id)
+    get_state(request).responses.remove(get_caller(request).name, response_id)
     return Json({"id": response_id, "object": "response", "deleted": True})
 
 
 def _find(request: Request, response_id: str, param: str = "response_id") -> Kept:
-    return state_of(request).responses.find(caller_of(request).name, response_id, param)
+    return get_state(request).responses.find(get_caller(request).name, response_id, param)
 
 
 def _before(body: InputTokensRequest, request: Request) -> Kept | None:
@@ -194,7 +194,7 @@ def _before(body: InputTokensRequest, request: Request) -> Kept | None:
     if name is None:
         return None
     found = _find(request, name, "previous_response_id")
-    status = with_status(state_of(request), caller_of(request), found.response)["status"]
+    status = with_status(get_state(request), get_caller(request), found.response)["status"]
     if status not in ("completed", "incomplete"):
         raise field_error(
             "previous_response_id",
@@ -216,7 +216,7 @@ def _keep(
     new = sum(len(item.model_dump_json()) for item in inputs) + 2 * len(dumps(response))
     n_bytes = new + (before.n_bytes if before is not None else 0)
     kept = Kept(response, inputs, (*known, *inputs, *answer), n_bytes)
-    state_of(request).responses.save(caller_of(request).name, kept)
+    get_state(request).responses.save(get_caller(request).name, kept)
 
 
 def _new_id(item: AnyItem) -> str:

@@ -30,7 +30,7 @@ from stretto.server.generation.fields import ModelName
 from stretto.server.http.bodies import make_router
 from stretto.server.http.errors import ApiError, Json
 from stretto.server.http.served_model import ServedModel
-from stretto.server.http.state import Caller, State, caller_of, state_of
+from stretto.server.http.state import Caller, State, get_caller, get_state
 from stretto.server.http.streaming import event
 from stretto.server.own.requests import find_owned
 
@@ -50,7 +50,7 @@ async def cells(request: Request, model: ModelName) -> Response:
 
     Only an admin sees those of other callers.
     """
-    state, caller = state_of(request), caller_of(request)
+    state, caller = get_state(request), get_caller(request)
     llm = state.registry.find(model).llm
     if not isinstance(llm, LLM):
         return Json({"model": model, "loaded": False, "cells": 0, "free": 0, "used": [], "sequences": []})
@@ -65,13 +65,13 @@ async def cell_at(
     request: Request, model: ModelName, cell: Annotated[int, Query(ge=0, lt=1 << 30)]
 ) -> Response:
     """A cell's position, token and sequences; of others' cells only that they are in use."""
-    state = state_of(request)
+    state = get_state(request)
     llm = state.registry.find(model).llm
     if not isinstance(llm, LLM) or cell >= len(llm.cells):
         n = len(llm.cells) if isinstance(llm, LLM) else 0
         raise ApiError(404, f"{model} has no cell {cell}; it has {n:,}", param="cell", code="not_found")
     found, _ = await _read(state, lambda: llm.cells.at(cell))
-    caller = caller_of(request)
+    caller = get_caller(request)
     is_mine = find_owned(state, caller, found.salts)
     shown = sorted(i for i in found.states if caller.admin or is_mine(i))
     token = found.token if shown else None

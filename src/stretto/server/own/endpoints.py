@@ -30,7 +30,7 @@ from stretto.server.http.bodies import make_router
 from stretto.server.http.errors import Json, field_error
 from stretto.server.http.registry import choose_adapter
 from stretto.server.http.served_model import ServedModel
-from stretto.server.http.state import caller_of, require_admin, state_of
+from stretto.server.http.state import get_caller, get_state, require_admin
 from stretto.server.http.streaming import DONE, event
 from stretto.server.http.usage import cpu_seconds
 from stretto.text.tokenizer import Tokenizer
@@ -181,7 +181,7 @@ class ParallelRequest(Body):
 @router.get("/health")
 async def health(request: Request) -> Response:
     """Health check: the server takes requests."""
-    state = state_of(request)
+    state = get_state(request)
     return Json(
         {"status": "ok", "version": __version__, "uptime": round(time.monotonic() - state.started, 1)}
     )
@@ -190,7 +190,7 @@ async def health(request: Request) -> Response:
 @router.get("/metrics")
 async def prometheus(request: Request) -> Response:
     """Metrics for Prometheus; those of llama-server under its names too."""
-    state = state_of(request)
+    state = get_state(request)
     started = metrics.start_header(time.monotonic() - state.started)
     return PlainTextResponse(metrics.render(state), media_type=metrics.PROMETHEUS, headers=started)
 
@@ -204,7 +204,7 @@ async def machine() -> Response:
 @router.get("/stretto/stats")
 async def stats(request: Request) -> Response:
     """The models, their memory, and the counters of their engines and caches."""
-    state = state_of(request)
+    state = get_state(request)
     registry = state.registry
     return Json(
         {
@@ -240,14 +240,14 @@ async def _stats(served: ServedModel) -> dict[str, Any]:
 @router.get("/stretto/pins")
 async def pins(request: Request, model: ModelName) -> Response:
     """The prompts that the caller has pinned in a model's cache (`cache_pin`); all of them for an admin."""
-    served = state_of(request).registry.find(model)
-    return Json({"model": model, "pins": list_pins(served, caller_of(request))})
+    served = get_state(request).registry.find(model)
+    return Json({"model": model, "pins": list_pins(served, get_caller(request))})
 
 
 @router.delete("/stretto/pins/{name}")
 async def unpin(name: str, request: Request, model: ModelName, caller: CallerName = None) -> Response:
     """Release a pinned prompt; an admin may release another caller's."""
-    served, own = state_of(request).registry.find(model), caller_of(request).name
+    served, own = get_state(request).registry.find(model), get_caller(request).name
     if caller not in (None, own):
         require_admin(request)
     await asyncio.to_thread(release, served, own if caller is None else caller, name)
@@ -260,7 +260,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     if (body.text is None) == (body.tokens is None):
         raise field_error("text", "give either text or tokens")
     field = "text" if body.text is not None else "tokens"
-    check_prompts(field, [body.text or body.tokens or ""], state_of(request).settings.limits)
+    check_prompts(field, [body.text or body.tokens or ""], get_state(request).settings.limits)
     async with lease_model(request, body.model, "text") as generation:
         answer = await asyncio.to_thread(_tokenized, generation.lease.llm.tokenizer, body)
     return await long_json(
@@ -286,7 +286,7 @@ def list_pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 @router.post("/stretto/score")
 async def score(body: ScoreRequest, request: Request) -> Response:
     """The log-probability of each token of a text after its first, given those before it."""
-    check_prompts("text", [body.text], state_of(request).settings.limits)
+    check_prompts("text", [body.text], get_state(request).settings.limits)
     async with lease_model(request, body.model, "text") as generation:
         llm = generation.lease.llm
         ids = await asyncio.to_thread(encode_prompt, llm, body.text)
@@ -308,7 +308,7 @@ async def score(body: ScoreRequest, request: Request) -> Response:
 @router.post("/stretto/parallel")
 async def parallel(body: ParallelRequest, request: Request) -> Response:
     """Continue a text and keep every token that is probable enough; with `stream`, step by step."""
-    check_prompts("prompt", [body.prompt], state_of(request).settings.limits)
+    check_prompts("prompt", [body.prompt], get_state(request).settings.limits)
     options = body.model_dump(exclude={"model", "prompt", "stream"}, exclude_none=True)
     first: ParallelStep | None = None
     text: Any = None

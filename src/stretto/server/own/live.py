@@ -23,7 +23,7 @@ from stretto.server.http.bodies import make_router
 from stretto.server.http.errors import ApiError, field_error, translate
 from stretto.server.http.history import Load, Watched, columns
 from stretto.server.http.logs import LastLines
-from stretto.server.http.state import Caller, State, caller_of, state_of
+from stretto.server.http.state import Caller, State, get_caller, get_state
 from stretto.server.http.streaming import DIRECT, OpenResponse, event
 from stretto.server.own.cells import CellEvents
 from stretto.server.own.requests import list_requests
@@ -241,11 +241,11 @@ async def live(
     cells: bool = False,
 ) -> Response:
     """The server as it runs: figures, requests, log lines, and with `cells` those of a model, as events."""
-    state = state_of(request)
+    state = get_state(request)
     if model is not None:
         state.registry.find(model)
     if cells and model is None:
         raise field_error("model", "cells needs the name of a model", "missing_field")
     hub: Live = request.app.state.live
     hub.check_room()
-    return LiveStream(hub, Watcher(caller_of(request), model if cells else None))
+    return LiveStream(hub, Watcher(get_caller(request), model if cells else None))

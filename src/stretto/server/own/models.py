@@ -25,7 +25,7 @@ from stretto.server.http.errors import ApiError, Json, field_error, translate
 from stretto.server.http.pulls import Pull, check_source
 from stretto.server.http.registry import Registry
 from stretto.server.http.served_model import TASK_FACTOR, WORKING_BYTES, ServedModel, find_context_length
-from stretto.server.http.state import caller_of, require_admin, state_of
+from stretto.server.http.state import get_caller, get_state, require_admin
 from stretto.server.http.streaming import ValueStream
 from stretto.server.settings import ModelEntry, Settings
 from stretto.text.reasoning import find_format
@@ -120,7 +120,7 @@ def catalogue(registry: Registry) -> list[dict[str, Any]]:
     """The models that can be fetched, and those in the store; whether each fits into the models' memory."""
     stored = {model.name: model for model in hub.models()}
     served = {served.entry.source: served.name for served in registry.models.values()}
-    known: dict[str, PackagedModel | Model] = {**stored, **hub.known()}
+    known: dict[str, PackagedModel | Model] = {**stored, **hub.packaged_models()}
     return [
         {
             "source": name,
@@ -220,7 +220,7 @@ class CopyRequest(Body):
 @router.get("/stretto/models")
 async def models(request: Request) -> Response:
     """The models, loaded or not, and the memory they share."""
-    state, admin = state_of(request), caller_of(request).admin
+    state, admin = get_state(request), get_caller(request).admin
     registry = state.registry
     return Json(
         {
@@ -235,7 +235,7 @@ async def models(request: Request) -> Response:
 async def load(body: ModelRequest, request: Request) -> Response:
     """Load a model now; others that are not in use are unloaded if it needs their memory."""
     require_admin(request)
-    state = state_of(request)
+    state = get_state(request)
     try:
         served = await unless_gone(request, state.registry.load(body.model))
     except Exception as error:
@@ -247,7 +247,7 @@ async def load(body: ModelRequest, request: Request) -> Response:
 async def unload(body: ModelRequest, request: Request) -> Response:
     """Unload a model that is not in use."""
     require_admin(request)
-    state = state_of(request)
+    state = get_state(request)
     served = state.registry.find(body.model)
     if not await state.registry.unload(body.model):
         raise _in_use(served)
@@ -258,7 +258,7 @@ async def unload(body: ModelRequest, request: Request) -> Response:
 async def remove(body: ModelRequest, request: Request) -> Response:
     """Serve a model no more that was added while the server runs. Its file stays."""
     require_admin(request)
-    registry = state_of(request).registry
+    registry = get_state(request).registry
     served = registry.find(body.model)
     if not await registry.remove(body.model):
         raise _in_use(served)
@@ -269,7 +269,7 @@ async def remove(body: ModelRequest, request: Request) -> Response:
 async def copy(body: CopyRequest, request: Request) -> Response:
     """Serve a model once more, run by another backend, to compare them."""
     require_admin(request)
-    state = state_of(request)
+    state = get_state(request)
     served = state.registry.find(body.model)
     await asyncio.to_thread(require_backend, served, body.backend)
     made = await state.registry.add(replace(served.entry, name=body.name, backend=body.backend))
@@ -281,7 +281,7 @@ async def pull(body: PullRequest, request: Request) -> Response:
     """Fetch a model and serve it: events with the progress, then `done` with its name."""
     require_admin(request)
     source = check_source(body.source)
-    started = Pull(state_of(request), ModelEntry(body.name or source, source))
+    started = Pull(get_state(request), ModelEntry(body.name or source, source))
     return ValueStream(started.events(), started.stop)
 
 
@@ -289,15 +289,15 @@ async def pull(body: PullRequest, request: Request) -> Response:
 async def look_into(request: Request, model: ModelName) -> Response:
     """A model in detail: memory by part, formats, template, metadata, and the backends that can run it."""
     require_admin(request)
-    served = state_of(request).registry.find(model)
+    served = get_state(request).registry.find(model)
     return Json(await asyncio.to_thread(inspect, served))
 
 
 @router.get("/stretto/catalogue")
-async def known(request: Request) -> Response:
+async def list_known(request: Request) -> Response:
     """The models that can be fetched by name, and those that are in the store already."""
     require_admin(request)
-    registry = state_of(request).registry
+    registry = get_state(request).registry
     listing = await asyncio.to_thread(catalogue, registry)
     free = await asyncio.to_thread(disk_free)
     return Json({"models": listing, "memory": _memory(registry), "disk_free": free})

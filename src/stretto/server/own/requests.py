@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from stretto.server.http.bodies import make_router
 from stretto.server.http.errors import ApiError, Json
-from stretto.server.http.state import Caller, Running, State, caller_of, state_of
+from stretto.server.http.state import Caller, Running, State, get_caller, get_state
 
 router = make_router("Stretto")
 
@@ -19,14 +19,14 @@ router = make_router("Stretto")
 @router.get("/stretto/requests")
 async def running_requests(request: Request) -> Response:
     """The requests that run: the caller's own, all of them for an admin."""
-    return Json({"requests": list_requests(state_of(request), caller_of(request))})
+    return Json({"requests": list_requests(get_state(request), get_caller(request))})
 
 
 @router.delete("/stretto/requests/{name}")
 async def cancel(name: str, request: Request) -> Response:
     """Cancel a request by its `x-request-id`; its client gets an error with the code `cancelled`."""
-    caller = caller_of(request)
-    for generation in list(state_of(request).generations):
+    caller = get_caller(request)
+    for generation in list(get_state(request).generations):
         if generation.id == name and _is_shown(generation, caller):
             generation.cancel()
             return Json({"cancelled": name})

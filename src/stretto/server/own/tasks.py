@@ -19,7 +19,7 @@ from stretto.server.generation.options import check_at_most, check_prompts
 from stretto.server.generation.vectors import call
 from stretto.server.http.bodies import make_router
 from stretto.server.http.errors import Json, field_error
-from stretto.server.http.state import state_of
+from stretto.server.http.state import get_state
 from stretto.tasks import TaskModel
 
 router = make_router("Tasks")
@@ -81,7 +81,7 @@ async def rerank(body: RerankRequest, request: Request) -> Response:
     if given is None or (body.documents is not None and body.texts is not None):
         raise field_error("documents", "give documents, or texts", "missing_field")
     texts = [one if isinstance(one, str) else one.text for one in given]
-    check_prompts(field, [body.query, *texts], state_of(request).settings.limits, most=1 + len(texts))
+    check_prompts(field, [body.query, *texts], get_state(request).settings.limits, most=1 + len(texts))
 
     async def prepare(generation: Generation) -> list[str]:
         return texts
@@ -154,7 +154,7 @@ async def _each(
     request: Request, name: str, verb: str, field: str, given: str | list[str], **options: Any
 ) -> Response:
     """An answer with a result of the model's verb for each input, which a field has."""
-    settings = state_of(request).settings
+    settings = get_state(request).settings
     inputs = [given] if isinstance(given, str) else given
 
     async def prepare(generation: Generation) -> list[Any]:

@@ -49,5 +49,5 @@ class Gemma3(Family):
     def parts(self, prepared: Prepared, spec: VisionSpec, grid: Grid) -> Iterable[Part]:
         """Between two markers and line breaks."""
         yield from (Text("\n\n"), Special("<start_of_image>"))
-        yield Run(0, spec.tokens_of(grid))
+        yield Run(0, spec.count_tokens(grid))
         yield from (Special("<end_of_image>"), Text("\n\n"))

@@ -84,7 +84,7 @@ class Gemma4(Family):
 
     def parts(self, prepared: Prepared, spec: VisionSpec, grid: Grid) -> Iterable[Part]:
         """Between two markers."""
-        yield from (Special("<|image>"), Run(0, spec.tokens_of(grid)), Special("<image|>"))
+        yield from (Special("<|image>"), Run(0, spec.count_tokens(grid)), Special("<image|>"))
 
 
 def _tables(file: GGUF, spec: VisionSpec, least: int) -> Shape:

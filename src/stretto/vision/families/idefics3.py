@@ -58,7 +58,7 @@ class Idefics3(Family):
 
     def parts(self, prepared: Prepared, spec: VisionSpec, grid: Grid) -> Iterable[Part]:
         """For each tile a token with its row and column, then the whole image."""
-        n, around = spec.tokens_of(grid), Special("<fake_token_around_image>")
+        n, around = spec.count_tokens(grid), Special("<fake_token_around_image>")
         for row in range(prepared.rows):
             for column in range(prepared.columns):
                 tile = row * prepared.columns + column

@@ -70,7 +70,7 @@ class InternVL(Family):
 
     def parts(self, prepared: Prepared, spec: VisionSpec, grid: Grid) -> Iterable[Part]:
         """All tiles between two markers."""
-        n = spec.tokens_of(grid)
+        n = spec.count_tokens(grid)
         yield Special("<img>")
         yield from (Run(tile * n, (tile + 1) * n) for tile in range(len(prepared.tiles)))
         yield Special("</img>")

@@ -41,7 +41,7 @@ class Llava(Family):
 
     def parts(self, prepared: Prepared, spec: VisionSpec, grid: Grid) -> Iterable[Part]:
         """The tokens alone."""
-        yield Run(0, spec.tokens_of(grid))
+        yield Run(0, spec.count_tokens(grid))
 
 
 def _square(pixels: Pixels, colour: tuple[int, ...]) -> Pixels:

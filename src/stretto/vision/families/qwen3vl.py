@@ -86,7 +86,7 @@ class Qwen3VL(Family):
     def parts(self, prepared: Prepared, spec: VisionSpec, grid: Grid) -> Iterable[Part]:
         """Between two markers."""
         yield Special("<|vision_start|>")
-        yield Run(0, spec.tokens_of(grid), columns=grid[1] // spec.merge)
+        yield Run(0, spec.count_tokens(grid), columns=grid[1] // spec.merge)
         yield Special("<|vision_end|>")
 
 

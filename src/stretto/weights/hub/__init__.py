@@ -45,15 +45,15 @@ __all__ = [
     "Progress",
     "Store",
     "can",
-    "chosen",
+    "choose_file",
     "defaults",
     "described",
     "head",
     "is_online",
     "is_task",
-    "known",
     "listing",
     "models",
+    "packaged_models",
     "pull",
     "remove",
     "require",
@@ -146,7 +146,7 @@ def _source(name: str) -> Source:
     entry = hub_models().get(name)
     reference = entry.reference if entry else parse_reference(name)
     with huggingface.named(str(reference)):
-        return huggingface.source_of(web, *huggingface.choose(web, reference, entry is None, time.sleep))
+        return huggingface.make_source(web, *huggingface.choose(web, reference, entry is None, time.sleep))
 
 
 def listing(name: str) -> Listing:
@@ -160,7 +160,7 @@ def listing(name: str) -> Listing:
         return huggingface.read_listing(Web.hub(), reference)
 
 
-def chosen(name: str, files: Listing) -> Choice | None:
+def choose_file(name: str, files: Listing) -> Choice | None:
     """The GGUF model of a repository that a name leads to; None if it leads to its folder, or to nothing."""
     entry = hub_models().get(name)
     reference = entry.reference if entry else parse_reference(_canonical(name))
@@ -224,7 +224,7 @@ def resolve(
     if (is_name(name) or is_remote(name)) and (model := store.find(name)):
         return _location(model)
     if not is_remote(name) and name not in hub_models():
-        if name not in known() and _is_path(name):
+        if name not in packaged_models() and _is_path(name):
             return Path(name).expanduser()
         _entry(name)
     if pull:
@@ -258,7 +258,7 @@ def _location(model: Model) -> Path:
     """The model's file, or the folder that is the model."""
     if model.path.suffix == ".gguf":
         return model.path
-    packaged = known().get(model.name)
+    packaged = packaged_models().get(model.name)
     is_folder = packaged.kind == "folder" if packaged else model.path.name == CONFIG
     return model.path.parent if is_folder else model.path
 
@@ -275,10 +275,10 @@ def is_task(model: str | os.PathLike[str]) -> bool:
     stored = Store.default().find(name)
     if stored is not None and stored.path.suffix == ".gguf":
         return False
-    return name in known() and known()[name].kind == "task"
+    return name in packaged_models() and packaged_models()[name].kind == "task"
 
 
-def known() -> Mapping[str, PackagedModel]:
+def packaged_models() -> Mapping[str, PackagedModel]:
     """The models of packages, by name."""
     from stretto.weights.hub import catalogue
 
@@ -298,14 +298,14 @@ def described(model: str | os.PathLike[str], store: Store | None = None) -> Pack
     A model of the store is recognised by its SHA-256 or its repository, whatever name it has there.
     """
     name = os.fspath(model)
-    if isinstance(model, str) and (entry := known().get(name) or hub_models().get(name)):
+    if isinstance(model, str) and (entry := packaged_models().get(name) or hub_models().get(name)):
         return entry
     stored = (store or Store.default()).holding(model)
     if stored is None:
         return None
-    if entry := known().get(stored.name):
+    if entry := packaged_models().get(stored.name):
         return entry
-    same = (one for one in known().values() if one.sha256 == stored.sha256)
+    same = (one for one in packaged_models().values() if one.sha256 == stored.sha256)
     origins = (one for one in hub_models().values() if stored.source.startswith(f"hf:{one.repo}/"))
     return next(same, None) or next(origins, None)
 
@@ -341,7 +341,7 @@ def require(model: str | os.PathLike[str], verb: str | None) -> None:
     if entry is None:
         return
     if verb is not None and verb not in entry.verbs:
-        has = [one for one in known().values() if verb in one.verbs]
+        has = [one for one in packaged_models().values() if verb in one.verbs]
         # The one that is made for it; a text is asked of a model that chats, too.
         other = min(
             has,
@@ -366,7 +366,7 @@ def require(model: str | os.PathLike[str], verb: str | None) -> None:
 
 def _entry(name: str) -> PackagedModel:
     """The catalogue's entry; raises with similar names if there is none."""
-    names = known()
+    names = packaged_models()
     if name in names:
         return names[name]
     import difflib

@@ -1,7 +1,7 @@
 """Models of the Hugging Face Hub, and GGUF files behind links: chosen, looked at, fetched, verified.
 
     reference, listing = choose(web, parse_reference("hf:org/repo"), wait)
-    fetch(source_of(web, reference, listing), store, work, progress, check)
+    fetch(make_source(web, reference, listing), store, work, progress, check)
 
 The list of a repository's files has their sizes and hashes. Heads are read before bodies, and files behind
 other links take the same way (links.py).
@@ -267,7 +267,7 @@ def choose(web: links.Web, reference: Reference, exact: bool, wait: links.Wait) 
     return Reference(reference.repo, revision=reference.revision), listing
 
 
-def source_of(web: links.Web, reference: Reference, listing: Listing) -> Source:
+def make_source(web: links.Web, reference: Reference, listing: Listing) -> Source:
     """A file or a folder of a repository."""
     is_folder = not reference.file
     files = listing.folder_files() if is_folder else [listing.file(path) for path in reference.files]
@@ -284,7 +284,7 @@ def known_source(reference: Reference, name: str, sha256: str) -> Source | None:
 
     try:
         listing = read_listing(links.Web.hub(KNOWN_SECONDS), reference, stop)
-        source = source_of(links.Web.hub(), reference, listing)
+        source = make_source(links.Web.hub(), reference, listing)
     except PullError:
         return None
     if [file.sha256 for file in source.files] != [sha256]:
@@ -327,7 +327,7 @@ def _fetch(
         if (notice.nbytes or 0) <= _MAX_NOTICE_BYTES
     ]
     meter.total = sum(file.nbytes or 0 for file in (*files, *notices))
-    require_space(work, meter.total - sum(store.partial_bytes(links.key_of(file)) for file in files))
+    require_space(work, meter.total - sum(store.partial_bytes(links.make_key(file)) for file in files))
     staged.mkdir()
     whole, verified, digest = hashlib.sha256(), True, ""
     for notice in notices:  # the terms come first: without them the rest is not fetched
@@ -383,7 +383,7 @@ def _write_small(
     for remote in small:
         target = folder / remote.path
         target.parent.mkdir(parents=True, exist_ok=True)
-        with store.partial(links.key_of(remote)) as place:
+        with store.partial(links.make_key(remote)) as place:
             part = links.download(source.web, remote, place, lambda done: None, wait)
             target.write_bytes(part.read_bytes())
     names = [SINGLE]
@@ -404,7 +404,7 @@ def _place(
 ) -> str:
     """Fetch a file, verify it and move it to `target`; its SHA-256. A wrong one is not kept."""
     shown = source.name if len(source.files) == 1 else f"{source.origin.partition('@')[0]}: {remote.path}"
-    with store.partial(links.key_of(remote)) as place:
+    with store.partial(links.make_key(remote)) as place:
         part = links.download(
             source.web, remote, place, lambda done: meter.show(done, "fetching"), meter.wait
         )

@@ -277,7 +277,7 @@ def _shown(url: object) -> str:
 # -- files --
 
 
-def key_of(remote: RemoteFile) -> str:
+def make_key(remote: RemoteFile) -> str:
     """The name of a file's download: the same content has the same one, wherever it comes from."""
     return remote.sha256 or hashlib.sha256(f"{remote.address} {remote.git_id}".encode()).hexdigest()
 

@@ -87,7 +87,7 @@ def _check_expansion(file: OnnxFile, functions: Functions, limits: OnnxLimits) -
     sizes: dict[tuple[str, str], int] = {}
     active: set[tuple[str, str]] = set()
 
-    def size_of(key: tuple[str, str]) -> int:
+    def count_nodes(key: tuple[str, str]) -> int:
         if key in active:
             raise ModelError("it calls itself", path=file.path, field=f"function {key[1]!r:.100}")
         if len(active) > 64:
@@ -102,13 +102,13 @@ def _check_expansion(file: OnnxFile, functions: Functions, limits: OnnxLimits) -
         total = 0
         for node in nodes:
             key = (node.domain, node.op)
-            total += size_of(key) if key in functions else 1
+            total += count_nodes(key) if key in functions else 1
             total += sum(expanded(graph.nodes) for graph in node.graphs)
         return total
 
     total = expanded(file.graph.nodes)
     for key in functions:
-        size_of(key)
+        count_nodes(key)
     if total > limits.nodes:
         raise ModelError(
             f"its functions make {total} nodes, more than {limits.nodes}", path=file.path, field="functions"
