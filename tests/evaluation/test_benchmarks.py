@@ -272,6 +272,16 @@ def test_answers_of_another_run_are_kept_apart(tmp_path):
     assert run_benchmark(llm, "hellaswag", path, other, resume=False).n_now == 2
 
 
+def test_answers_of_another_backend_are_kept_apart(tmp_path, monkeypatch):
+    path, llm = tmp_path / "answers.jsonl", preferring("gren")
+    monkeypatch.setattr(type(llm.engine.backend), "name", "native")
+    run(path)
+    assert "backend" not in path.read_text().splitlines()[0]  # files from before say nothing of it
+    monkeypatch.setattr(type(llm.engine.backend), "name", "llamacpp")
+    with pytest.raises(InvalidRequest, match=r"another run \(backend differ\)"):
+        run(path)
+
+
 def test_questions_are_the_first_or_random_ones_by_a_seed(tmp_path):
     assert run(tmp_path / "first", limit=1).n_answered == 1
     line = (tmp_path / "first").read_text().splitlines()[1]

@@ -55,12 +55,12 @@ class BenchmarkReport:
 def make_settings(
     llm: LLM, name: str, model: str, chat: bool | None = None, kv: str = "f16"
 ) -> dict[str, Any]:
-    """What the answers depend on, which is the first line of their file."""
+    """What the answers depend on, the first line of their file; without a backend it is the native one."""
     benchmark = BENCHMARKS[name]
     if chat is None:
         chat = benchmark.prefers_chat and llm.has_template
     fingerprint = llm.engine.fingerprint  # that of saved sequences
-    return {
+    settings = {
         "benchmark": name,
         "version": VERSION,
         "data": "stretto" if benchmark.data is None else benchmark.data.source,
@@ -70,6 +70,8 @@ def make_settings(
         "kv": kv,
         "chat": chat,
     }
+    backend = llm.engine.backend.name
+    return settings if backend == "native" else {**settings, "backend": backend}
 
 
 def run_benchmark(
