@@ -3,7 +3,7 @@
     GET /metrics, /stretto/requests, /stretto/pins      those of all replicas together
     GET /stretto/replicas                               each replica, and their sum
     GET, DELETE /v1/responses/ID                        whichever replica has it
-    DELETE /stretto/requests/ID, /stretto/pins/NAME     likewise
+    DELETE /stretto/requests/ID, /stretto/pins/NAME     likewise, and /stretto/streams/ID
 
 Requests like these go to every replica as they came, keys and all, so that each checks them as its own. They
 are rare and small; requests that generate are never sent on.
@@ -23,7 +23,7 @@ JSON = (b"content-type", b"application/json")
 REPLICAS, STATS = "/stretto/replicas", "/stretto/stats"
 FOUND_ANYWHERE = {
     "GET": ("/v1/responses/",),
-    "DELETE": ("/v1/responses/", "/stretto/requests/", "/stretto/pins/"),
+    "DELETE": ("/v1/responses/", "/stretto/requests/", "/stretto/streams/", "/stretto/pins/"),
 }
 BROADCAST_SECONDS = 5.0  # for all replicas to answer
 SUMMED = ("running", "waiting", "cells", "held")  # of a model's engine and cache

@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, Response
 from stretto import __version__
 from stretto.server import aliases, cohere
 from stretto.server.anthropic import endpoints as anthropic
-from stretto.server.generation import kept
+from stretto.server.generation import kept, streams
 from stretto.server.http import docs
 from stretto.server.http.docs import describe
 from stretto.server.http.errors import install
@@ -61,6 +61,7 @@ ROUTERS = (
     model_admin.router,
     cells.router,
     requests.router,
+    streams.router,
     live.router,
 )
 PULL_SECONDS = 5.0  # for a download to end at shutdown

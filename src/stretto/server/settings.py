@@ -168,6 +168,9 @@ class RequestLimits:
     pins: int = 16
     responses: int = 256  # of one caller that are kept
     response_bytes: int = 64 << 20  # of these together
+    streams: int = 4  # resumable ones of one caller that nobody reads
+    stream_bytes: int = 4 << 20  # of one that are kept
+    stream_seconds: float = 60.0  # that one is kept without a reader
     files: int = 256  # of one caller, for batches
     file_bytes: int = 256 << 20  # of these together
     batches: int = 16  # of one caller that have not ended

@@ -102,6 +102,10 @@ class Sampling(VllmSampling):
     continue_token_ids: Tokens | None = Field(
         None, description="Ids that the text begins with already; it goes on behind them."
     )
+    resumable: bool | None = Field(
+        None,
+        description="With stream: it outlives its connection, and can be read on at /stretto/streams/ID.",
+    )
     grammar: GrammarField | Text | None = Field(
         None, description="What the text has to look like; a text is a grammar in GBNF."
     )

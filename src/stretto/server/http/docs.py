@@ -246,6 +246,7 @@ PATH_PARAMETERS = {  # by how the path begins
     "/slots/": "Number of the slot, as id_slot of a request.",
     "/stretto/pins/": "Name of the pin.",
     "/stretto/requests/": "The request's x-request-id.",
+    "/stretto/streams/": "The stream's id: the header x-stretto-stream of its answer.",
     "/v1/models/": MODEL,
 }
 

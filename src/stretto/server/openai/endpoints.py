@@ -42,6 +42,7 @@ from stretto.server.generation.requests import (
     EmbeddingRequest,
     Sampling,
 )
+from stretto.server.generation.streams import keep_stream
 from stretto.server.generation.vectors import Vectors, embed_texts, write_vector
 from stretto.server.http.bodies import make_router
 from stretto.server.http.errors import ApiError, Json, field_error, unsupported
@@ -220,7 +221,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     answer = await _start_answer(request, body, start, "prompt")
     if body.max_tokens == 0 and body.echo:
         return await _echo(answer, prompts, options["n"])
-    return await respond(request, answer, body.stream)
+    return await _respond(request, body, answer)
 
 
 @router.post("/v1/chat/completions")
@@ -246,7 +247,13 @@ async def chat(body: ChatRequest, request: Request) -> Response:
         await _start(body, generation, ready, plan.options({"reasoning": True, **options}))
         return answer
 
-    return await respond(request, await _start_answer(request, body, start, "messages"), body.stream)
+    return await _respond(request, body, await _start_answer(request, body, start, "messages"))
+
+
+async def _respond(
+    request: Request, body: CompletionRequest | ChatRequest, answer: CompletionAnswer
+) -> Response:
+    return keep_stream(request, answer) if body.resumable else await respond(request, answer, body.stream)
 
 
 async def _score(
@@ -332,6 +339,10 @@ async def _start_answer(
 ) -> Made:
     """Start an answer, and log the user; `prompt` is the field that holds the prompt."""
     request.scope["stretto"].update({"user": body.user[:100]} if body.user else {})
+    if body.resumable and not body.stream:
+        raise field_error(
+            "resumable", "resumable needs stream: true; an answer in one piece cannot be read on"
+        )
     return await start_answer(request, body.model, start, prompt, *shaping_fields(body)[:1])
 
 
