@@ -1,6 +1,7 @@
 """A command in a terminal of its own: keys go in, and the screen is what a person would see."""
 
 import os
+import signal
 import sys
 import time
 
@@ -22,6 +23,24 @@ from stretto.testing import mock_llm
 stretto.load = lambda model, **options: mock_llm(script, **{model})
 main(["chat", "--model", "mock.gguf", "--temperature", "0", *{arguments!r}])
 """
+
+
+def stop(process):
+    """Kill a program of pexpect that may still run, and wait until it is gone.
+
+    `close(force=True)` gives a killed program a tenth of a second, which a busy machine may not have for it.
+    """
+    if process.isalive():
+        process.kill(signal.SIGKILL)
+        process.wait()
+    process.close()
+
+
+def finish(process):
+    """Wait for the end of a program of pexpect that has closed its output: the exit code."""
+    process.wait()
+    process.close()
+    return process.exitstatus
 
 
 class Terminal:
@@ -106,8 +125,7 @@ class Terminal:
         """Read to the end: the exit code."""
         while self._read():
             pass
-        self.process.close()
-        return self.process.exitstatus
+        return finish(self.process)
 
 
 def chat(script, *arguments, model=None, **options):

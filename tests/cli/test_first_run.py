@@ -100,13 +100,15 @@ def test_a_store_that_cannot_be_written_to_has_a_default_too(machine, store_home
 def question(store_home, monkeypatch):
     """A terminal in which `stretto models --default` asks which model to take."""
     pexpect = pytest.importorskip("pexpect")
+    from terminals import stop
+
     monkeypatch.delenv("STRETTO_MODEL")
     code = "from stretto import hardware; hardware.main_memory = lambda: 8e9\n"
     code += "from stretto.cli import main; main(['models', '--default'])"
     child = pexpect.spawn(sys.executable, ["-c", code], encoding="utf-8", timeout=120)
     child.expect("the small one .*: ")
     yield child
-    child.close(force=True)
+    stop(child)
 
 
 @pytest.mark.parametrize(("answer", "name"), [("", LARGE), ("s", SMALL), ("Small", SMALL)])
@@ -153,11 +155,12 @@ def test_the_marker_is_left_once(store_home):
 
 def in_terminal(*arguments):
     pexpect = pytest.importorskip("pexpect")
+    from terminals import finish
+
     child = pexpect.spawn(sys.executable, ["-c", CODE, *arguments], encoding="utf-8", timeout=120)
     child.setwinsize(24, 200)
     child.expect(pexpect.EOF)
-    child.close()
-    assert child.exitstatus == 0, child.before
+    assert finish(child) == 0, child.before
     return child.before
 
 

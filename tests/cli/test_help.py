@@ -67,6 +67,8 @@ def test_models_that_are_here_come_first(tiny, store_home, capsys):
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_the_tab_key_in_a_shell(tmp_path):
     pexpect = pytest.importorskip("pexpect")
+    from terminals import stop
+
     program = tmp_path / "stretto"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "from stretto.cli import main; main()" "$@"\n')
     program.chmod(0o755)
@@ -80,5 +82,5 @@ def test_the_tab_key_in_a_shell(tmp_path):
         shell.send("stretto toke\t")
         shell.expect(re.escape("tokenize "))
     finally:
-        shell.close(force=True)
+        stop(shell)
     assert shell.after == "tokenize "

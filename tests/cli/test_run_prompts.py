@@ -136,6 +136,8 @@ def test_a_file_on_stdin_of_a_real_process(tmp_path):
 @pytest.mark.golden
 def test_in_a_terminal_a_prompt_is_typed_or_given(smollm2_path):
     pexpect = pytest.importorskip("pexpect")
+    from terminals import finish
+
     options = ["run", str(smollm2_path), "--temperature", "0", "-n", "24"]
     child = pexpect.spawn(STRETTO[0], [*STRETTO[1:], *options], encoding="utf-8", timeout=120)
     child.expect("Type the prompt; Ctrl-D on a line of its own ends it.")
@@ -144,8 +146,7 @@ def test_in_a_terminal_a_prompt_is_typed_or_given(smollm2_path):
     child.expect(r"\b4\b")
     child.expect(r"[\d.]+ tok/s")
     child.expect(pexpect.EOF)
-    child.close()
-    assert child.exitstatus == 0
+    assert finish(child) == 0
     given = [*options, "What is two plus two?", "--no-stats"]
     child = pexpect.spawn(STRETTO[0], [*STRETTO[1:], *given], encoding="utf-8", timeout=120)
     child.expect(pexpect.EOF)

@@ -59,7 +59,7 @@ def start():
 
     yield chat
     for terminal in started:
-        terminal.process.close(force=True)
+        terminals.stop(terminal.process)
 
 
 # -- typing --
