@@ -120,6 +120,29 @@ def test_results_of_calls_go_back(caller):
     assert caller.messages.create(**{**COLD, "messages": talk}).content
 
 
+def test_the_packages_own_loop_learns_that_no_conversation_is_kept(caller):
+    called = []
+
+    @anthropic.beta_tool
+    def weather(town: str) -> str:
+        """How cold it is."""
+        called.append(town)
+        return "-3 degrees"
+
+    @anthropic.beta_tool
+    def now() -> str:
+        """The time."""
+        return "noon"
+
+    asked = {name: value for name, value in COLD.items() if name != "tools"}
+    runner = caller.beta.messages.tool_runner(**asked, tools=[weather, now], max_iterations=3)
+    assert len(list(runner)) == 3
+    assert called[:2] == ["Oslo", "Oslo"]
+    with pytest.raises(anthropic.BadRequestError, match="no conversation is kept here") as caught:
+        caller.beta.messages.create(**ASKED, thread={"type": "create"})
+    assert caught.value.body["error"]["details"]["error_code"] == "thread_unsupported_request"
+
+
 def test_a_tool_is_called_where_one_has_to_be():
     with serving(lambda entry: tool_models.make("chatml-tools", None)) as server, client_of(server) as client:
         for choice in ({"type": "any"}, {"type": "tool", "name": "weather"}):

@@ -42,7 +42,7 @@ from stretto.server.generation.generation import Generation, lease_model
 from stretto.server.generation.options import plain_options
 from stretto.server.generation.requests import ChatRequest
 from stretto.server.http.bodies import make_router
-from stretto.server.http.errors import ApiError, Json, field_error
+from stretto.server.http.errors import NO_THREADS, ApiError, Json, field_error
 from stretto.server.http.state import get_state
 
 # Anthropic's messages as a chat request in OpenAI's form, which is the form that the server works with.
@@ -222,6 +222,9 @@ router = make_router("Anthropic")
 @router.post("/v1/messages")
 async def messages(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation."""
+    if body.thread is not None:
+        reason = "thread: no conversation is kept here; leave it out, and send all messages"
+        raise ApiError(400, reason, param="thread", code=NO_THREADS)
     settings = get_state(request).settings
     chat = as_chat(body)
     with rename_fields(NAMES, *FIELDS):

@@ -71,6 +71,8 @@ ANTHROPIC_TYPES = {  # by status
     503: "overloaded_error",
 }
 
+NO_THREADS = "thread_unsupported_request"  # on which Anthropic's clients send whole conversations instead
+
 VERSIONED = ("/v1/", "/stretto/")  # other paths of OpenAI's shape are llama-server's
 LLAMA_TYPES: dict[int | str, str] = {  # by code, or by status
     "context_length_exceeded": "exceed_context_size_error",
@@ -170,7 +172,10 @@ def write_error(error: ApiError, path: str) -> dict[str, Any]:
         kind = ANTHROPIC_TYPES.get(error.status, INVALID if error.status < 500 else "api_error")
         named = not error.param or error.param in error.message  # there is no field for it
         message = error.message if named else f"{error.param}: {error.message}"
-        return {"type": "error", "error": {"type": kind, "message": message}}
+        details = (
+            {"details": {"error_code": NO_THREADS, "unsupported": []}} if error.code == NO_THREADS else {}
+        )
+        return {"type": "error", "error": {"type": kind, "message": message, **details}}
     kind = INVALID if error.status < 500 else SERVER
     if not path.startswith(VERSIONED):
         kind = LLAMA_TYPES.get(error.code or "", LLAMA_TYPES.get(error.status, kind))
