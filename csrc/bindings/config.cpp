@@ -66,6 +66,13 @@ Rope rope_of(const Part& spec) {
     if (has(spec, "axes")) rope.axes = nb::cast<std::vector<int>>(spec["axes"]);
     if (!rope.axes.empty() && rope.axes.size() != rope.frequencies.size()) fail("an axis for each pair is needed");
     for (int axis : rope.axes) if (axis < 0 || axis > 2) fail("an axis is out of range");
+    if (has(spec, "stretch")) {
+        const Part stretch = part_in(spec, "stretch");
+        rope.stretch_length = size_in(stretch, "length");
+        rope.stretch_factor = nb::cast<double>(stretch["factor"]);
+        stretch.check();
+        if (rope.frequencies.size() < 2 || !(rope.stretch_factor >= 1.0)) fail("such a rope cannot be stretched");
+    }
     spec.check();
     return rope;
 }

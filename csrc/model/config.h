@@ -12,6 +12,10 @@ struct Rope {
     bool adjacent = false;  // pairs (2i, 2i+1), else (i, i + d/2)
     double magnitude = 1.0;
     std::vector<int> axes;  // which position each pair takes; empty: the row's own
+    // Beyond `stretch_length` tokens of a text, pair i of p has r^(−i / (p − 1)) of its frequency, with
+    // r = factor × length of the text / stretch_length − (factor − 1) (dynamic NTK); 0: it never falls.
+    size_t stretch_length = 0;
+    double stretch_factor = 1.0;
 };
 
 enum class Over { kHead, kHeads, kAll };  // what a norm of heads takes together, with weights for each

@@ -307,6 +307,8 @@ void Decoder::make_plan(Plan& plan, const Input& input, float* out, bool hidden,
     for (size_t r = 0; r < c.ropes.size(); ++r) {
         const Rope& rope = c.ropes[r];
         const size_t pairs = rope.frequencies.size();
+        std::vector<double> falling;
+        size_t length = 0;  // of the text that they are for
         for (size_t row = 0; row < input.n; ++row) {
             float *cos = plan.cos[r] + row * pairs, *sin = plan.sin[r] + row * pairs;
             const int32_t* rotated = input.rotated ? input.rotated + 3 * row : nullptr;
@@ -315,8 +317,12 @@ void Decoder::make_plan(Plan& plan, const Input& input, float* out, bool hidden,
                     angles(rotated[rope.axes[p]], rope.frequencies.data() + p, 1, rope.magnitude, cos + p, sin + p);
                 }
             } else {
-                angles(rotated ? rotated[0] : input.positions[row], rope.frequencies.data(), pairs, rope.magnitude, cos,
-                       sin);
+                const double* frequencies = rope.frequencies.data();
+                if (const auto n = static_cast<size_t>(input.lengths[row]); rope.stretch_length && n > rope.stretch_length) {
+                    if (n != length) stretched(rope, length = n, falling);
+                    frequencies = falling.data();
+                }
+                angles(rotated ? rotated[0] : input.positions[row], frequencies, pairs, rope.magnitude, cos, sin);
             }
         }
     }

@@ -3,6 +3,9 @@
 
 #include <cmath>
 #include <cstddef>
+#include <vector>
+
+#include "model/config.h"
 
 namespace stretto {
 
@@ -12,6 +15,18 @@ inline void angles(double position, const double* frequencies, size_t pairs, dou
         const double angle = position * frequencies[p];
         cos[p] = static_cast<float>(std::cos(angle) * magnitude);
         sin[p] = static_cast<float>(std::sin(angle) * magnitude);
+    }
+}
+
+// The frequencies of a text of so many tokens.
+inline void stretched(const Rope& rope, size_t length, std::vector<double>& frequencies) {
+    const double trained = static_cast<double>(rope.stretch_length);
+    const double ratio = rope.stretch_factor * static_cast<double>(length) / trained - (rope.stretch_factor - 1.0);
+    const size_t pairs = rope.frequencies.size();
+    frequencies.resize(pairs);
+    for (size_t p = 0; p < pairs; ++p) {
+        const double share = -static_cast<double>(p) / static_cast<double>(pairs - 1);
+        frequencies[p] = rope.frequencies[p] * std::pow(ratio, share);
     }
 }
 

@@ -1,5 +1,7 @@
 """Tiny random encoders against transformers, in the reference and in the native backend."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,8 @@ from stretto.backends.batch import Batch
 from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache.cells import Cells
+from stretto.models.parts import Stretch
+from stretto.models.rope import plain_frequencies
 from tiny_encoders import NAMES, TEXTS, answers, file_of, hidden_of, native, reference, spec_of, text_of
 
 pytestmark = pytest.mark.golden
@@ -105,3 +109,26 @@ def test_long_texts_span_several_pieces_of_the_cache(name, threads):
         batch.place(Cells(n))
         found.append(backend.hidden(batch))
     assert np.abs(found[0] - found[1]).max() < 2e-3
+
+
+def with_rope(spec, **changes):
+    """The spec with another rope in every layer."""
+    mixer = spec.layers[0].attention
+    mixer = replace(mixer, rope=replace(mixer.rope, **changes))
+    return replace(spec, layers=tuple(replace(layer, mixer=mixer) for layer in spec.layers))
+
+
+@pytest.mark.parametrize("make", [reference, native])
+def test_a_rope_stretches_with_each_text_that_is_longer_than_trained(make):
+    """Its frequencies are those of a base that grows with the text (dynamic NTK); others stay as they are."""
+    plain, size, trained = spec_of("nomic-bert"), 8, 20
+    base = 500.0 * (3.0 * 40 / trained - 2.0) ** (size / (size - 2))
+    by_hand = with_rope(plain, frequencies=tuple(plain_frequencies(base, size).tolist()))
+    stretching = with_rope(plain, stretch=Stretch(trained, 3.0))
+    rng = np.random.default_rng(7)
+    short, edge, long = ((rng.integers(1, 96, n).tolist(), [0] * n) for n in (5, trained, 40))
+    found = hidden_of(make("nomic-bert", spec=stretching), short, long, edge)
+    assert np.abs(found[5:45] - hidden_of(make("nomic-bert", spec=by_hand), long)).max() < 1e-5
+    assert np.abs(found[5:45] - hidden_of(make("nomic-bert"), long)).max() > 1e-2
+    for text, rows in ((short, found[:5]), (edge, found[45:])):
+        assert np.abs(rows - hidden_of(make("nomic-bert"), text)).max() < 1e-5

@@ -7,10 +7,12 @@ import pytest
 
 from stretto.errors import ModelError
 from stretto.models import read_spec
+from stretto.models.parts import Stretch
 from stretto.models.rope import plain_frequencies, yarn
 from stretto.models.spec import Rope
 from stretto.weights.gguf import GGUF
 from stretto.weights.writer import write_gguf
+from tiny_encoders import file_of
 from tiny_models import NAMES, answer, tiny_file, tiny_spec
 
 
@@ -191,3 +193,39 @@ def test_a_part_of_a_head_is_rotated(rope_with):
 def test_angles():
     rope = Rope((1.0, 0.5), "halves")
     assert rope.angles(np.array([0, 3])).tolist() == [[0.0, 0.0], [3.0, 1.5]]
+
+
+@pytest.mark.parametrize(
+    ("keys", "stretch", "context"),
+    [
+        ({"context_length": 2048}, Stretch(2048, 2.0), 8192),  # as converters write it
+        ({"context_length": 512}, None, 512),
+        ({"context_length": 2048, "rope.scaling.type": "none"}, None, 2048),
+        (
+            {
+                "context_length": 4096,
+                "rope.scaling.type": "dynamic",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 512,
+            },
+            Stretch(512, 4.0),
+            4096,
+        ),
+    ],
+)
+def test_nomics_rope_stretches_beyond_what_it_was_trained_for(keys, stretch, context, tmp_path):
+    file, path = file_of("nomic-bert"), tmp_path / "changed.gguf"
+    keys = {f"nomic-bert.{name}": value for name, value in keys.items()}
+    write_gguf(path, {**file.metadata, **keys}, file.tensors)
+    spec = read_spec(GGUF(path))
+    assert spec.layers[0].attention.rope.stretch == stretch
+    assert spec.context_length == context
+    assert spec.unstretched().context_length == (context if stretch is None else stretch.length)
+
+
+def test_a_rope_of_one_pair_cannot_stretch(tmp_path):
+    file, path = file_of("nomic-bert"), tmp_path / "changed.gguf"
+    keys = {"nomic-bert.context_length": 2048, "nomic-bert.rope.dimension_count": 2}
+    write_gguf(path, {**file.metadata, **keys}, file.tensors)
+    with pytest.raises(ModelError, match="one pair cannot stretch"):
+        read_spec(GGUF(path))

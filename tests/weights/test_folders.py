@@ -492,3 +492,17 @@ def test_no_value_of_a_setting_raises_anything_else(copied, name):
                 read_spec(Folder(folder))
     path.write_text(json.dumps(config))
     assert read_spec(Folder(folder)).n_layer
+
+
+@pytest.mark.parametrize(("given", "factor"), [(None, 2.0), (4, 4.0)])
+def test_nomics_own_configuration_says_how_long_it_was_trained(copied, given, factor):
+    changes = {"max_trained_positions": 16, "n_positions": 64, "rotary_scaling_factor": given}
+    spec = read_spec(Folder(copied("nomic-bert", **changes)))
+    assert spec.context_length == 64
+    stretch = spec.layers[0].attention.rope.stretch
+    assert (stretch.length, stretch.factor) == (16, factor)
+
+
+def test_a_scaled_rope_of_others_is_refused(copied):
+    with pytest.raises(ModelError, match="a scaled rope"):
+        read_spec(Folder(copied("nomic-bert", rotary_scaling_factor=2)))

@@ -65,9 +65,14 @@ def plain_spec(spec: ModelSpec) -> dict[str, Any]:
         return [plain(each) for each in value] if isinstance(value, tuple) else value
 
     found: dict[str, Any] = plain(spec)
+    # Frequencies have been chosen by length; what a rope has not is left out.
     found["ropes"] = [
-        {field.name: getattr(rope, field.name) for field in fields(rope) if field.name != "by_length"}
-        for rope in ropes  # whose frequencies have been chosen by length
+        {
+            field.name: plain(value)
+            for field in fields(rope)
+            if field.name != "by_length" and (value := getattr(rope, field.name)) is not None
+        }
+        for rope in ropes
     ]
     return found
 

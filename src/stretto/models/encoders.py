@@ -10,7 +10,7 @@ from stretto.errors import ModelError
 from stretto.models.common import Keys, Pairs, attention, decoder
 from stretto.models.feed_forward import FeedForward
 from stretto.models.parts import Head, Pooling, Projection
-from stretto.models.spec import Attention, Layer, ModelSpec, Norm
+from stretto.models.spec import Attention, Layer, ModelSpec, Norm, Rope
 
 
 def layer_norm(keys: Keys, name: str, bias: bool = True) -> Norm:
@@ -18,7 +18,7 @@ def layer_norm(keys: Keys, name: str, bias: bool = True) -> Norm:
     return Norm(name, keys.layer_eps, "layer", bias=bias)
 
 
-def two_way(keys: Keys, rope: Pairs | None, **pieces: Any) -> Attention:
+def two_way(keys: Keys, rope: Rope | Pairs | None, **pieces: Any) -> Attention:
     """Attention in both directions; whether q, k and v are one tensor, and their biases, are the file's."""
     fused = keys.has("blk.0.attn_qkv.weight")
     return attention(

@@ -76,6 +76,24 @@ class ByLength:
 
 
 @dataclass(frozen=True)
+class Stretch:
+    """Frequencies that fall with the length of a text of more than `length` tokens (dynamic NTK).
+
+    In a text of n tokens they are those of a base that is × r^(d / (d − 2)), with d rotated numbers and
+    r = factor × n / length − (factor − 1). For models that attend in both directions: they see all n at once.
+    """
+
+    length: int
+    factor: float
+
+    def shares(self, lengths: NDArray[np.integer], pairs: int) -> NDArray[np.float64]:
+        """float64[n, pairs]: what is left of each frequency in texts of these lengths; needs two pairs."""
+        ratios = self.factor * np.maximum(lengths, self.length) / self.length - (self.factor - 1)
+        shares: NDArray[np.float64] = ratios[:, None] ** (-np.arange(pairs, dtype=np.float64) / (pairs - 1))
+        return shares
+
+
+@dataclass(frozen=True)
 class Rope:
     """Rotary positions. Pair i is rotated by position × frequencies[i], both parts × magnitude.
 
@@ -89,6 +107,7 @@ class Rope:
     magnitude: float = 1.0
     axes: tuple[int, ...] | None = None
     by_length: ByLength | None = None
+    stretch: Stretch | None = None
 
     __repr__ = short_repr
 
@@ -115,13 +134,20 @@ class Rope:
         is_long = context > self.by_length.length
         return replace(self, frequencies=self.by_length.long if is_long else self.by_length.short)
 
-    def angles(self, positions: NDArray[np.integer]) -> NDArray[np.float64]:
-        """float64[n, d/2]: the angle of each pair at each position, given as [n] or by axes as [n, 3]."""
+    def angles(
+        self, positions: NDArray[np.integer], lengths: NDArray[np.integer] | None = None
+    ) -> NDArray[np.float64]:
+        """float64[n, d/2]: the angle of each pair at each position, given as [n] or by axes as [n, 3].
+
+        `lengths` int[n] are those of the texts, for a rope that stretches.
+        """
         if positions.ndim == 2:
             positions = positions[:, [0] if self.axes is None else list(self.axes)]
         else:
             positions = positions[:, None]
         angles: NDArray[np.float64] = positions * np.asarray(self.frequencies)
+        if self.stretch is not None and lengths is not None:
+            angles = angles * self.stretch.shares(lengths, len(self.frequencies))
         return angles
 
 

@@ -183,6 +183,12 @@ class ModelSpec:
         context = min(context, self.context_length)
         return replace(self, layers=tuple(layer.within(context) for layer in self.layers))
 
+    def unstretched(self) -> ModelSpec:
+        """The spec for texts that no rope stretches for, for backends that have no such ropes."""
+        ropes = (layer.attention.rope for layer in self.layers if layer.attention is not None)
+        lengths = [rope.stretch.length for rope in ropes if rope is not None and rope.stretch is not None]
+        return replace(self, context_length=min([self.context_length, *lengths]))
+
     @property
     def is_encoder(self) -> bool:
         """Whether it is for vectors and classes: it attends in both directions, or its file says so."""

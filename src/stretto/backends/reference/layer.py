@@ -31,9 +31,11 @@ def layer_norm(x: Floats, weight: Floats | None, bias: Floats | None, eps: float
     return x if bias is None else x + bias
 
 
-def rotate(x: Floats, positions: NDArray[np.integer], rope: Rope) -> Floats:
+def rotate(
+    x: Floats, positions: NDArray[np.integer], rope: Rope, lengths: NDArray[np.integer] | None = None
+) -> Floats:
     """Apply RoPE: rotate the pairs of each head by their position: x [n, heads, size]."""
-    angles = rope.angles(positions)[:, None, :]  # [n, 1, pairs]
+    angles = rope.angles(positions, lengths)[:, None, :]  # [n, 1, pairs]
     cos = (np.cos(angles) * rope.magnitude).astype(np.float32)
     sin = (np.sin(angles) * rope.magnitude).astype(np.float32)
     first, second = rope.sides
@@ -215,6 +217,12 @@ class Pass:
         for row, view in enumerate(self.placement.view_of):
             mask[row, self.placement.views[view]] = True
         return mask
+
+    @property
+    def view_lengths(self) -> Ints:
+        """int32[n]: how many cells the whole view of each row has."""
+        views = self.placement.views
+        return np.array([len(views[view]) for view in self.placement.view_of], np.int32)
 
     @property
     def rotated(self) -> Ints:

@@ -57,7 +57,7 @@ def _turned(x: Floats, norm: Norm | None, mixer: Attention, w: LayerWeights, run
     if not mixer.norm_after_rope:
         x = w.norm_heads(norm, x)
     if mixer.rope is not None:
-        x = rotate(x, run.rotated, mixer.rope)
+        x = rotate(x, run.rotated, mixer.rope, run.view_lengths)
     return w.norm_heads(norm, x) if mixer.norm_after_rope else x
 
 

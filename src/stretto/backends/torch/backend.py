@@ -98,6 +98,7 @@ class TorchBackend:
         n_slots: int = 1,
         exact: bool = True,
     ) -> None:
+        spec = spec.unstretched()
         self.spec, self.n_cells, self.precision, self.exact = spec, n_cells, precision, exact
         self.device = open_device(device)
         self.capabilities = Capabilities(attention=True, fused=True, ahead=self.device.type == "cuda")

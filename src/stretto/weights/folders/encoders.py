@@ -52,10 +52,18 @@ def rotary(conversion: Conversion) -> None:
     conversion.refuse("prenorm", "norms before attention")
     conversion.refuse("rotary_emb_interleaved", "adjacent pairs")
     conversion.refuse("rotary_emb_fraction", "a rope on a part of a head", (None, 1.0))
-    conversion.refuse("rotary_scaling_factor", "a scaled rope")
     conversion.refuse("num_experts", "a mixture of experts")
     size = _encoder_keys(conversion)
     rope_keys(conversion, size)
+    if conversion.arch == "nomic-bert" and "max_trained_positions" in config:
+        conversion.keys |= {
+            "rope.scaling.type": "dynamic",
+            "rope.scaling.original_context_length": config.integer("max_trained_positions", least=1),
+            # The published configuration has null; their model card asks for 2 where texts are longer.
+            "rope.scaling.factor": config.number("rotary_scaling_factor", 2.0),
+        }
+    else:
+        conversion.refuse("rotary_scaling_factor", "a scaled rope")
     _take_embeddings(conversion)
     conversion.take_layers(ROTARY, layer="encoder.layers.{}.")
     conversion.ignore(r"pooler\..*")
