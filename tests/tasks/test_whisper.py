@@ -17,6 +17,7 @@ from stretto.tasks.speech.whisper import (
     allowed,
     gelu,
     log_mel,
+    log_mels,
     mel_filters,
     read_checkpoint,
     read_ctranslate2,
@@ -115,6 +116,17 @@ def test_a_tone_is_at_its_frequency_and_silence_is_behind_the_sound():
     assert (mels[:, 110:] == mels.min()).all()
     assert mels.max() - mels.min() == pytest.approx(2.0)
     assert (log_mel(np.zeros(40 * 16_000, np.float32), 80) == log_mel(np.zeros(0, np.float32), 80)).all()
+
+
+def test_the_spectrogram_of_a_long_sound_is_that_of_its_windows():
+    sound = np.random.default_rng(4).standard_normal(70 * 16_000).astype(np.float32)
+    sound[32 * 16_000 :] *= 1e-3
+    short = sound[: 2 * 16_000]
+    np.testing.assert_allclose(log_mels(short, 80), log_mel(short, 80)[:, :200], atol=1e-5)
+    long = log_mels(sound, 80)
+    assert long.shape == (80, 7000)
+    np.testing.assert_allclose(long[:, :2990], log_mel(sound, 80)[:, :2990], atol=1e-3)
+    assert long.max() - long.min() == pytest.approx(2.0)  # of the whole, not of each window
 
 
 def test_gelu_is_exact():
@@ -255,6 +267,54 @@ def test_segments_are_between_times():
     assert one.end == 1.0
 
 
+@pytest.mark.parametrize(
+    ("said", "kept", "frames"),
+    [
+        ([TIME, 1, TIME + 100, TIME + 100, 2], 3, 200),  # the second has no end: it is heard again
+        ([TIME, 1, TIME + 100, TIME + 150, 2, TIME + 400, TIME + 400], 6, 800),
+        ([TIME, 1, TIME + 100, TIME + 150, 2, TIME + 400], 6, 2500),  # nothing is said behind
+        ([TIME, 1, TIME + 100], 3, 2500),
+        ([TIME, 1], 2, 2500),
+        ([], 0, 2500),
+    ],
+)
+def test_the_next_window_begins_where_the_last_whole_segment_ended(said, kept, frames):
+    assert transcriber(None)._whole_segments(said, 2500) == (said[:kept], frames)
+
+
+def test_windows_add_up_and_silent_ones_are_left_out(model):
+    a, b = LETTERS["a"], LETTERS["b"]
+    answers = [
+        whisper.Heard("de", [TIME, a, TIME + 1000, TIME + 1000, b], -0.5, 0.9),
+        whisper.Heard("de", [TIME, b, TIME + 100], -1.5, 0.9),  # silence
+        whisper.Heard("de", [TIME + 50, b, TIME + 100, TIME + 100], -1.5, 0.1),
+        whisper.Heard("de", [TIME, a], -0.5, 0.1),
+    ]
+    asked, made = [], transcriber(model)
+
+    def hear(mels, language):
+        asked.append((mels.shape, language))
+        return answers[len(asked) - 1]
+
+    made._hear = hear
+    language, segments = made._write_whole(np.zeros(60 * 16_000, np.float32), None)
+    assert language == "de"
+    # 20 s; then 30 s of silence, and 10 s of which two are taken.
+    assert [(one.start, one.end, one.text) for one in segments] == [
+        (0.0, 20.0, "a"),
+        (51.0, 52.0, "b"),
+        (52.0, 60.0, "a"),
+    ]
+    assert asked == [((80, 3000), None)] + [((80, 3000), "de")] * 3
+
+
+@pytest.mark.parametrize(
+    ("silence", "likelihood", "silent"), [(0.7, -1.1, True), (0.7, -0.9, False), (0.5, -1.1, False)]
+)
+def test_silence_is_likely_and_text_is_not(silence, likelihood, silent):
+    assert whisper.Heard("en", [], likelihood, silence).is_silent == silent
+
+
 def test_an_answer_ends_and_has_a_language(model):
     samples = np.random.default_rng(3).standard_normal(8000).astype(np.float32)
     said, _ = transcriber(model)._write(samples, "de")
@@ -264,7 +324,7 @@ def test_an_answer_ends_and_has_a_language(model):
     assert all(0 <= one.start <= one.end <= 0.5 for one in segments)
 
 
-def test_a_recording_is_written_down():
+def test_a_recording_is_written_down(monkeypatch):
     model = open_real("whisper-tiny.en")
     transcript = model.transcribe(DATA / "beckett.wav", vad=False)
     words = transcript.text.lower().replace(",", "").replace(".", "").split()
@@ -273,6 +333,9 @@ def test_a_recording_is_written_down():
     assert transcript.segments[-1].end <= transcript.duration
     with pytest.raises(InvalidRequest, match=r"one of en, which whisper-tiny\.en knows, not 'de'"):
         model.transcribe(DATA / "beckett.wav", language="de")
+    silence = np.zeros(31 * 16_000, np.float32)
+    assert model.transcribe(silence, sample_rate=16_000).text == ""
+    monkeypatch.setattr(whisper.Whisper, "max_piece_seconds", 30)
     with pytest.raises(InvalidRequest, match="at most 30 seconds"):
-        model.transcribe(np.zeros(31 * 16_000, np.float32), sample_rate=16_000, vad=False)
+        model.transcribe(silence, sample_rate=16_000, vad=False)
     model.close()

@@ -75,6 +75,10 @@ class Transcriber(TaskModel):
     def _write(self, samples: Samples, language: str | None) -> tuple[str, list[Segment]]:
         """The language of a piece, and what is said in it; times are seconds from its beginning."""
 
+    def _write_whole(self, samples: Samples, language: str | None) -> tuple[str, list[Segment]]:
+        """As `_write`, of a sound that is not cut where the speaker pauses."""
+        return self._write(samples, language)
+
     def _transcript(self, sound: Sound, vad: bool, language: str | None) -> Transcript:
         counts: list[int] = []
         segments = tuple(self._segments(sound, vad, language, counts))
@@ -95,9 +99,8 @@ class Transcriber(TaskModel):
         pieces = cut_speech(counted(), Voice(self._voice), self._rules) if vad else self._whole(counted())
         for piece in pieces:
             start = piece.start / RATE
-            language, said = self._write(
-                piece.samples, language
-            )  # a sound has the language of its first piece
+            # A sound has the language of its first piece.
+            language, said = (self._write if vad else self._write_whole)(piece.samples, language)
             for one in said:
                 yield Segment(round(start + one.start, 7), round(start + one.end, 7), one.text)
 

@@ -60,12 +60,26 @@ def log_mel(samples: Samples, count: int) -> Floats:
     """float32[count, 3000] of at most 30 seconds of sound, with silence behind them."""
     padded = np.zeros(WINDOW_SECONDS * RATE, np.float32)
     padded[: len(samples)] = samples[: len(padded)]
-    around = np.pad(padded, _FFT // 2, mode="reflect")
-    frames = np.lib.stride_tricks.sliding_window_view(around, _FFT)[::_HOP][:_FRAMES]
-    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(_FFT) / _FFT)
-    power = np.abs(np.fft.rfft(frames * window.astype(np.float32), axis=1)) ** 2
-    mels = np.log10(np.maximum(mel_filters(count) @ power.T.astype(np.float32), 1e-10))
-    made: Floats = ((np.maximum(mels, mels.max() - 8) + 4) / 4).astype(np.float32)
+    return _log_mels(np.pad(padded, _FFT // 2, mode="reflect"), count)
+
+
+def log_mels(samples: Samples, count: int) -> Floats:
+    """float32[count, n] of a sound of any length, with silence behind it: a column each 10 ms."""
+    around = np.pad(samples, (_FFT // 2, 0), mode="reflect")
+    return _log_mels(np.pad(around, (0, _FFT // 2)), count)
+
+
+def _log_mels(around: Samples, count: int) -> Floats:
+    """float32[count, n] of samples with half a frame more at both ends."""
+    frames = np.lib.stride_tricks.sliding_window_view(around, _FFT)[::_HOP]
+    frames = frames[: (len(around) - _FFT) // _HOP]
+    window = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(_FFT) / _FFT)).astype(np.float32)
+    mels = np.empty((count, len(frames)), np.float32)
+    for start in range(0, len(frames), _FRAMES):
+        power = np.abs(np.fft.rfft(frames[start : start + _FRAMES] * window, axis=1)) ** 2
+        heard = mel_filters(count) @ power.T.astype(np.float32)
+        mels[:, start : start + _FRAMES] = np.log10(np.maximum(heard, 1e-10))
+    made: Floats = ((np.maximum(mels, mels.max(initial=-10) - 8) + 4) / 4).astype(np.float32)
     return made
 
 
@@ -289,6 +303,7 @@ _SYMBOLS = (  # that nobody says
 )
 _STEP_SECONDS = 0.02
 _MAX_FIRST_SECONDS = 1.0  # before the first word
+_MIN_SILENCE, _MIN_LIKELIHOOD = 0.6, -1.0  # of a window without speech: above the first, not above the second
 
 
 class Tokens:
@@ -309,6 +324,7 @@ class Tokens:
         self.end = self.first_time - 107
         self.start = self.end + 1
         self.transcribe = self.first_time - 5
+        self.no_speech = self.first_time - 2
         numbers = {value: number for number, value in self._bytes.items()}
         symbols = [one.encode() for one in _SYMBOLS.split()] + [b"\xe2\x99", b"\xe2\x99\xaa"]
         spoken = {numbers.get(prefix + one, -1) for one in symbols for prefix in (b"", b" ")}
@@ -352,10 +368,25 @@ def allowed(logits: Floats, said: list[int], tokens: Tokens) -> Floats:
     return logits
 
 
+@dataclass
+class Heard:
+    """What is said in a window: tokens, their mean log-probability, and the chance that nobody speaks."""
+
+    language: str
+    said: list[int]
+    likelihood: float
+    silence: float
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the window has no speech, by OpenAI's rule: likely silence, and unlikely text."""
+        return self.silence > _MIN_SILENCE and self.likelihood <= _MIN_LIKELIHOOD
+
+
 class Whisper(Transcriber):
     """Writes down speech; `transcribe` is its verb, and `languages` what it knows."""
 
-    max_piece_seconds = WINDOW_SECONDS
+    max_piece_seconds = 3600  # as a whole; in windows
 
     def __init__(self, source: Source, model: Transformer, tokens: Tokens, voice: Any) -> None:
         super().__init__(source, voice)
@@ -364,21 +395,56 @@ class Whisper(Transcriber):
         self.languages = tuple(tokens.languages) or ("en",)
 
     def _write(self, samples: Samples, language: str | None) -> tuple[str, list[Segment]]:
+        heard = self._hear(log_mel(samples, self._model.n_mels), language)
+        if heard.is_silent:
+            return heard.language, []
+        return heard.language, self._cut(heard.said, len(samples) / RATE)
+
+    def _write_whole(self, samples: Samples, language: str | None) -> tuple[str, list[Segment]]:
+        """Window after window: each begins where the last whole segment of the one before ended."""
+        mels, found, start = log_mels(samples, self._model.n_mels), list[Segment](), 0
+        while start < mels.shape[1]:
+            window = mels[:, start : start + _FRAMES]
+            n = window.shape[1]
+            heard = self._hear(np.pad(window, ((0, 0), (0, _FRAMES - n))), language)
+            language = heard.language
+            said, step = self._whole_segments(heard.said, n)
+            if not heard.is_silent:
+                seconds = start * _HOP / RATE
+                for one in self._cut(said, n * _HOP / RATE):
+                    found.append(Segment(seconds + one.start, seconds + one.end, one.text))
+            start += n if heard.is_silent else step
+        return language or "en", found
+
+    def _whole_segments(self, said: list[int], n: int) -> tuple[list[int], int]:
+        """The tokens of a window's whole segments, and how many of its n frames they take."""
+        first = self._tokens.first_time
+        pairs = [i for i in range(1, len(said)) if said[i - 1] >= first and said[i] >= first]
+        ends_alone = len(said) > 1 and said[-1] >= first and said[-2] < first
+        if not pairs or ends_alone:  # one segment, or nothing is said behind the last
+            return said, n
+        last = said[pairs[-1] - 1] - first
+        return said[: pairs[-1]], max(1, round(last * _STEP_SECONDS * RATE / _HOP))
+
+    def _hear(self, mels: Floats, language: str | None) -> Heard:
+        """What is said in a window float32[mels, 3000], greedily."""
         model, tokens = self._model, self._tokens
-        prompt, state = [tokens.start], model.hear(model.encode(log_mel(samples, model.n_mels)))
-        if numbers := list(tokens.languages.values()):
-            logits = model.decode(prompt, state)
-            language = language or self.languages[int(logits[numbers].argmax())]
-            prompt = [tokens.languages[language], tokens.transcribe]
-        said: list[int] = []
+        prompt, state = [tokens.start], model.hear(model.encode(mels))
         logits = model.decode(prompt, state)
+        silence = float(np.exp(_log_softmax(logits)[tokens.no_speech]))
+        if numbers := list(tokens.languages.values()):
+            language = language or self.languages[int(logits[numbers].argmax())]
+            logits = model.decode([tokens.languages[language], tokens.transcribe], state)
+        said, total = list[int](), 0.0
         while len(said) < model.n_text // 2:
-            token = int(allowed(logits, said, tokens).argmax())
+            chances = _log_softmax(allowed(logits, said, tokens))
+            token = int(chances.argmax())
+            total += float(chances[token])
             if token == tokens.end:
                 break
             said.append(token)
             logits = model.decode([token], state)
-        return language or "en", self._cut(said, len(samples) / RATE)
+        return Heard(language or "en", said, total / (len(said) + 1), silence)
 
     def _cut(self, said: list[int], seconds: float) -> list[Segment]:
         """The segments between pairs of times; the last may have no end."""
@@ -392,6 +458,12 @@ class Whisper(Transcriber):
                 found.append(Segment(start, max(start, time), spoken))
             start, text = time, []
         return found
+
+
+def _log_softmax(logits: Floats) -> Floats:
+    highest = logits.max()
+    made: Floats = logits - highest - np.log(np.exp(logits - highest).sum())
+    return made
 
 
 def read_tokens(path: Path, n_vocab: int) -> Tokens:
