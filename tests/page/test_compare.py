@@ -1,6 +1,7 @@
 """The view that compares, in a real browser: the first differing token, times, and measured results."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -45,7 +46,9 @@ def opened(page, first="one", second="two"):
 
 def test_two_models_differ_at_a_token(page, shot):
     opened(page).get_by_role("button", name="Run both").click()
-    expect(page.get_by_role("status")).to_have_text("The first difference is at token 10: “a” against “l”.")
+    expect(page.get_by_role("status")).to_have_text(
+        re.compile("The first difference is at token 10: “a” against “l”. 1[0-9] of 23 and 14 are in both.")
+    )
     expect(page.locator("mark")).to_have_text(["a", "l"])
     expect(page.locator(".text")).to_have_text(["The cat sat on the mat.", "The cat slept."])
     assert len("".join(page.locator("u").all_inner_texts())) > 8  # further differences
@@ -61,7 +64,9 @@ def test_two_sets_of_options_differ_at_a_token(page):
     second.get_by_label("temperature").fill("0")
     second.get_by_label("repetition_penalty").fill("2")
     page.get_by_role("button", name="Run both").click()
-    expect(page.get_by_role("status")).to_have_text("The first difference is at token 2: “a” against “b”.")
+    expect(page.get_by_role("status")).to_have_text(
+        re.compile("The first difference is at token 2: “a” against “b”. [1-5] of 5 and 5 are in both.")
+    )
     expect(page.locator(".text").first).to_have_text("aaaaa")
     expect(page.locator("mark")).to_have_text(["a", "b"])
 
@@ -71,10 +76,25 @@ def test_the_same_twice_is_the_same(page, chat):
     opened(page, "one", "one")
     page.get_by_role("group", name="B").get_by_label("temperature").fill("0")
     page.get_by_label("As a chat").set_checked(chat)
-    page.get_by_label("Both at once").set_checked(True)
+    page.get_by_label("One after the other").set_checked(True)
     page.get_by_role("button", name="Run both").click()
     expect(page.get_by_role("status")).to_have_text("Both are the same: 23 tokens.")
     expect(page.locator("mark")).to_have_count(0)
+
+
+def test_both_sides_come_at_once_and_differences_are_marked_meanwhile(page, server):
+    opened(page, "endless", "endless")
+    page.get_by_label("Tokens", exact=True).fill("4000")
+    second = page.get_by_role("group", name="B")
+    second.get_by_label("temperature").fill("0")
+    second.get_by_label("repetition_penalty").fill("2")
+    page.get_by_role("button", name="Run both").click()
+    until(lambda: len(server.state.generations) == 2)
+    for side in (0, 1):
+        expect(page.locator(".text").nth(side)).to_contain_text(re.compile("[a-z]{8}"))
+    assert len(server.state.generations) == 2
+    page.get_by_role("button", name="Stop").click()
+    until(lambda: not server.state.generations)
 
 
 def test_a_run_is_stopped_and_errors_are_told(page, server):
@@ -105,7 +125,7 @@ def results():
 
 
 def test_measured_results_are_plotted_and_stay_text(page, shot):
-    opened(page)
+    opened(page).locator("summary", has_text="Plot what").click()
     content = json.dumps(results(), default=str).encode()
     file = {"name": "results.json", "mimeType": "application/json", "buffer": content}
     page.get_by_label("Results").set_input_files(file)
@@ -120,7 +140,7 @@ def test_measured_results_are_plotted_and_stay_text(page, shot):
     "content", [b"no JSON", b"{}", b'{"standings": [{"figures": {"x": {"samples": 1}}}]}', b"[]"]
 )
 def test_a_file_that_is_no_result_is_explained(page, content):
-    opened(page)
+    opened(page).locator("summary", has_text="Plot what").click()
     file = {"name": f"{HOSTILE}.json", "mimeType": "application/json", "buffer": content}
     page.get_by_label("Results").set_input_files(file)
     expect(page.locator("main small.bad")).to_contain_text("is no result of stretto compare")
@@ -131,6 +151,12 @@ def test_axe_finds_nothing_and_a_phone_needs_no_sideways_scrolling(new_page, ser
     page = opened(new_page(server.url, width=360, height=740, color_scheme=colors))
     page.get_by_role("button", name="Run both").click()
     expect(page.locator("mark")).to_have_count(2)
+    expect(page.get_by_role("row").filter(has_text="Tokens a second")).to_be_visible()
+    lefts = [page.locator(".results .text").nth(n).bounding_box() for n in (0, 1)]
+    assert lefts[0]["y"] == lefts[1]["y"]  # side by side
+    assert page.evaluate("document.documentElement.scrollHeight") < 1300
+    shot(page, f"compare-phone-{colors}")
+    page.locator("summary", has_text="Plot what").click()
     content = json.dumps(results(), default=str).encode()
     file = {"name": "results.json", "mimeType": "application/json", "buffer": content}
     page.get_by_label("Results").set_input_files(file)

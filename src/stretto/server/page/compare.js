@@ -47,7 +47,7 @@ async function generate({model, options}, {prompt, chat, length}, signal, tell) 
 export default function Compare({models, model}) {
   const able = models.filter(one => one.verbs?.includes('generate') ?? true);
   const [sides, setSides] = useState([{options: {temperature: '0'}}, {options: {temperature: '0.8'}}]);
-  const [ask, setAsk] = useState({prompt: 'Once upon a time', chat: false, length: '64', together: false});
+  const [ask, setAsk] = useState({prompt: 'Once upon a time', chat: false, length: '64', apart: false});
   const [runs, setRuns] = useState([{tokens: []}, {tokens: []}]), [state, set] = useState({}), abort = useRef(null);
   useEffect(() => () => abort.current?.abort(), []);
   const pick = name => able.find(one => one.name === (name ?? model?.name)) ?? able[0];
@@ -66,8 +66,8 @@ export default function Compare({models, model}) {
     const run = i => generate(chosen[i], ask, mine.signal, more => { latest[i] = more; show(); });
     set({running: true, byIds: chosen[0].model === chosen[1].model});
     try {
-      if (ask.together) await Promise.all([run(0), run(1)]);
-      else { await run(0); await run(1); }
+      if (ask.apart) { await run(0); await run(1); }
+      else await Promise.all([run(0), run(1)]);
       set(before => ({...before, running: false, ended: true}));
     } catch (error) {
       set({error: error.name === 'AbortError' ? 'Stopped.' : error.message});
@@ -76,21 +76,24 @@ export default function Compare({models, model}) {
     setRuns([...latest]);
   };
   const at = difference(runs[0].tokens, runs[1].tokens, state.byIds, state.ended);
-  const others = useMemo(() => state.ended ? differing(runs[0].tokens, runs[1].tokens, state.byIds) : [], [state.ended, runs]);
+  const others = useMemo(() => { // while they come, of what both have so far
+    const n = state.ended ? Infinity : Math.min(...runs.map(run => run.tokens.length), WHILE_TOKENS);
+    return differing(runs[0].tokens.slice(0, n), runs[1].tokens.slice(0, n), state.byIds);
+  }, [state.ended, runs]);
   return html`<section class="wide"><h2>Compare</h2><form onSubmit=${submit}>
       <${Input} label="Prompt" rows="2" required value=${ask.prompt} set=${put('prompt')}/>
       <div class="row">
         <${Input} label="Tokens" inline type="number" min="1" max="4096" required value=${ask.length} set=${put('length')}/>
         <${Input} label="As a chat" inline type="checkbox" checked=${ask.chat} set=${put('chat')}/>
-        <${Input} label="Both at once" inline type="checkbox" checked=${ask.together} set=${put('together')}/></div>
+        <${Input} label="One after the other" inline type="checkbox" checked=${ask.apart} set=${put('apart')}/></div>
       <div class="sides">${chosen.map((side, i) => html`
         <${Side} name=${SIDES[i]} side=${side} models=${able} onChange=${more => change(i, more)}/>`)}</div>
       <div class="row"><button class="primary" disabled=${state.running}>Run both</button>
         <button type="button" disabled=${!state.running} onClick=${() => abort.current.abort()}>Stop</button></div></form>
     <p role="status" class=${state.error && 'bad'}>${
-      state.error ?? (state.ended ? verdict(runs, at) : state.running ? 'running …' : '')}</p>
-    <div class="sides">${runs.map((run, i) => html`
-      <div><h3>${SIDES[i]}</h3><${Marked} tokens=${run.tokens} at=${at?.[i]} others=${others[i]}/></div>`)}</div>
+      state.error ?? (state.ended ? verdict(runs, at, others) : state.running ? 'running …' : '')}</p>
+    <div class="sides results">${runs.map((run, i) => html`
+      <div aria-busy=${String(!!state.running && !run.ended)}><h3>${SIDES[i]} <span class="soft">${chosen[i].model}</span></h3><${Marked} tokens=${run.tokens} at=${at?.[i]} others=${others[i]}/></div>`)}</div>
     ${runs.some(run => run.usage) && html`<${Times} runs=${runs}/>`}</section><${Measured}/>`;
 }
 
@@ -105,7 +108,7 @@ function Side({name, side, models, onChange}) {
 const Option = ({name, options, put}) => html`
   <${Input} label=${name} help=${OPTIONS[name]} type="number" step="any" value=${options[name] ?? ''} set=${put(name)}/>`;
 
-const MAX_PAIRS = 4e6; // of tokens that are compared with each other
+const MAX_PAIRS = 4e6, WHILE_TOKENS = 500; // of tokens that are compared with each other
 // Which tokens of each text are not in the other, in their order: all but a longest common subsequence.
 export function differing(one, two, byIds) {
   const [a, b] = [one, two].map(tokens => tokens.map(token => byIds ? token.ids.join() : token.text));
@@ -126,7 +129,7 @@ export function differing(one, two, byIds) {
   return missing;
 }
 
-// The first difference stands out; others, once both have ended, are underlined.
+// The first difference stands out; others are underlined.
 function Marked({tokens, at, others}) {
   const pieces = [];
   let plain = '';
@@ -141,10 +144,11 @@ function Marked({tokens, at, others}) {
   return html`<p class="text">${pieces}</p>`;
 }
 
-function verdict(runs, at) {
+function verdict(runs, at, others) {
   if (!at) return `Both are the same: ${number(runs[0].tokens.length)} tokens.`;
-  const words = runs.map((run, i) => run.tokens[at[i]] ? `“${run.tokens[at[i]].text}”` : 'the end');
-  return `The first difference is at token ${number(at[0] + 1)}: ${words.join(' against ')}.`;
+  const words = runs.map((run, i) => run.tokens[at[i]] ? `“${run.tokens[at[i]].text}”` : 'the end'), first = `The first difference is at token ${number(at[0] + 1)}`;
+  const [a, b] = runs.map(run => run.tokens.length), shared = a * b > MAX_PAIRS ? '' : ` ${number(a - others[0].size)} of ${number(a)} and ${number(b)} are in both.`;
+  return `${first}: ${words.join(' against ')}.${shared}`;
 }
 
 function Times({runs}) {
@@ -170,12 +174,12 @@ function Measured() {
       set(checked(JSON.parse(await file.text())));
     } catch (error) { fail(`${file.name} is no result of stretto compare --json: ${error.message}`); }
   };
-  return html`<section class="wide"><h2>Measured by <code>stretto compare</code></h2>
+  return html`<details class="wide measured"><summary>Plot what <code>stretto compare</code> has measured</summary>
     <${Input} label="Results" help="The file that stretto compare MODEL --json > FILE has written" error=${error}
       type="file" accept=".json,application/json" set=${take}/>
     ${found && html`<p>${found.about}</p>
       <div class="charts">${found.measures.map(one => html`<${Measure} key=${one.name} ...${one}/>`)}</div>
-      <ul>${found.notes.map(note => html`<li>${note}</li>`)}</ul>`}</section>`;
+      <ul>${found.notes.map(note => html`<li>${note}</li>`)}</ul>`}</details>`;
 }
 
 function checked(data) { // only what is drawn, numbers as numbers
