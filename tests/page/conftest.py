@@ -73,7 +73,7 @@ def new_page(browser, request):
 
     def make(url, width=1280, height=860, script=None, **options):
         context = browser.new_context(viewport={"width": width, "height": height}, **options)
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(60_000)
         page = context.new_page()
         if script is not None:
             page.add_init_script(script)
