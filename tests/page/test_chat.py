@@ -5,6 +5,7 @@ import io
 import json
 import re
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
@@ -13,6 +14,7 @@ from PIL import Image as Pillow
 from playwright.sync_api import expect
 
 from serving import TINY, endless, mock, serving, until
+from stretto.server.settings import RequestLimits
 from stretto.testing import mock_llm
 from thinking import make, said
 from tiny_vision import TEMPLATE, seeing_llm
@@ -191,20 +193,93 @@ def test_a_conversation_stays(chat):
     expect(prose(chat)).to_have_text(SAYS)
 
 
-def test_a_reload_in_the_middle_goes_on(new_page, loaded):
+ALPHABET = "".join(
+    chr(97 + (n + n // 26) % 26) for n in range(20_000)
+)  # what `endless` says, from some place on
+
+
+def asked_for(page):
+    """Requests for answers, as (method, path)."""
+    found = []
+    page.on("request", lambda one: found.append((one.method, urlsplit(one.url).path)))
+    return lambda: [one for one in found if one[1].startswith(("/v1/chat", "/stretto/streams"))]
+
+
+def test_a_reload_in_the_middle_reads_the_same_answer_on(new_page, loaded):
     with loaded(endless()) as server:
         page = new_page(f"{server.url}/#chat")
         send(page, done=False)
         expect(prose(page)).to_contain_text("abcdefghijklm")
-        begun = prose(page).inner_text()[:13]
+        asked = asked_for(page)
         page.reload()
+        (running,) = server.state.generations  # it did not end, and does not begin again
+        n = running.progress.tokens
+        until(lambda: answer(page).count() and len(prose(page).inner_text()) > n + 50)
+        assert server.state.generations == {running}
+        page.get_by_role("button", name="Stop").click()
+        finished(page)
+        until(lambda: not server.state.generations)
+        text = prose(page).inner_text()
+        assert page.locator("article.theirs").count() == 1
+        assert text in ALPHABET
+        methods = [method for method, path in asked() if path.startswith("/stretto/streams/")]
+        assert methods == ["GET", "DELETE"]
+        assert all("/v1/chat" not in path for _, path in asked())
+        with page.expect_request("**/v1/chat/completions") as again:
+            act(page, "Continue")
+        assert len(again.value.post_data_json["continue_token_ids"]) == len(text)
+        page.get_by_role("button", name="Stop").click()
+
+
+def test_a_reload_behind_the_answers_end_gets_the_rest(new_page, loaded):
+    says = ALPHABET[:400]
+    with loaded(mock(says, 0.005)) as server:
+        page = new_page(f"{server.url}/#chat")
+        send(page, done=False)
+        expect(prose(page)).to_contain_text(says[:13])
+        page.goto("about:blank")
+        until(lambda: not server.state.generations)
+        page.goto(f"{server.url}/#chat")
+        page.locator(".list .open").first.click()
+        expect(prose(page)).to_have_text(says)
+        finished(page)
+        expect(answer(page).locator(".stats")).to_contain_text("tok/s")
+
+
+def test_a_reload_goes_on_from_the_tokens_when_the_server_has_forgotten(new_page, loaded):
+    with loaded(endless(), limits=RequestLimits(stream_seconds=0.01)) as server:
+        page = new_page(f"{server.url}/#chat")
+        send(page, done=False)
+        expect(prose(page)).to_contain_text("abcdefghijklm")
+        page.goto("about:blank")
+        until(lambda: not server.state.generations)
+        asked = asked_for(page)
+        page.goto(f"{server.url}/#chat")
+        page.locator(".list .open").first.click()
         until(lambda: answer(page).count() and len(prose(page).inner_text()) > 200)
         page.get_by_role("button", name="Stop").click()
         finished(page)
-        text = prose(page).inner_text()
-        assert page.locator("article.theirs").count() == 1
-        assert len(text) > 200
-        assert text.startswith(begun)
+        assert prose(page).inner_text() in ALPHABET
+        assert [method for method, _ in asked()][:2] == ["GET", "POST"]
+
+
+def test_another_tab_gets_the_rest_of_an_answer_whose_tab_was_closed(new_page, loaded):
+    with loaded(endless()) as server:
+        first = new_page(f"{server.url}/#chat")
+        send(first, done=False)
+        expect(prose(first)).to_contain_text("abcdefghijklm")
+        first.close()
+        (running,) = server.state.generations
+        later = "const now = Date.now; Date.now = () => now() + 10_000"
+        page = first.context.new_page()
+        page.add_init_script(later)
+        page.goto(f"{server.url}/#chat")
+        page.locator(".list .open").first.click()
+        until(lambda: answer(page).count() and len(prose(page).inner_text()) > 200)
+        assert server.state.generations == {running}
+        page.get_by_role("button", name="Stop").click()
+        finished(page)
+        assert prose(page).inner_text() in ALPHABET
 
 
 def test_a_reader_is_left_where_they_are(new_page, loaded):
@@ -467,6 +542,78 @@ def test_a_call_of_another_tool_waits_for_its_result(new_page, loaded):
         page.get_by_role("button", name="Send results").click()
         expect(prose(page)).to_have_text("It is 15.5 degrees.")
         expect(page.locator(".card dd").last).to_have_text("15.5 °C")
+
+
+def test_mistakes_are_shown_at_their_field_and_nothing_is_sent(chat):
+    chat.locator("#settings").click()
+    chat.locator("summary", has_text="Tools").click()
+    field = chat.get_by_label("Functions")
+    field.fill('[\n  {"name": "weather",}\n]')
+    told = chat.locator(".field", has=field).locator(".bad")
+    expect(told).to_have_text("Line 2, column 21: take out the comma before }")
+    expect(field).to_have_attribute("aria-invalid", "true")
+    field.fill('{"parameters": {}}')
+    expect(told).to_contain_text('Function 1 has no "name"')
+    chat.locator("#settings").click()
+    send(chat, done=False)
+    expect(chat.locator(".composer [role=alert]")).to_contain_text(
+        "Not sent: tools in the settings is wrong."
+    )
+    expect(field).to_be_focused()
+    assert chat.locator("article").count() == 0
+    expect(box(chat)).to_have_value("Hi")
+    field.fill("")
+    expect(told).to_have_count(0)
+    expect(chat.locator(".composer [role=alert]")).to_have_count(0)
+    box(chat).press("Enter")
+    finished(chat)
+    expect(prose(chat)).to_have_text(SAYS)
+
+
+def test_what_the_server_refuses_is_shown_at_its_field(chat):
+    chat.locator("#settings").click()
+    chat.locator("summary", has_text="Structured output").click()
+    chat.get_by_label("Output").select_option("JSON by a schema")
+    field = chat.get_by_label("JSON by a schema")
+    told = chat.locator(".field", has=field).locator(".bad")
+    expect(told).to_have_text("Line 1, column 1: it ends before the value")
+    field.fill('{"type": "nothing"}')
+    expect(told).to_have_count(0)
+    send(chat)
+    expect(told).to_contain_text("type")
+    expect(answer(chat).get_by_role("alert")).to_contain_text("type")
+    act(chat, "Show it in the settings")
+    expect(field).to_be_focused()
+    field.fill('{"type": "string"}')
+    expect(told).to_have_count(0)
+
+
+def test_the_cells_of_an_answer_and_several_tokens_behind_it(chat, server):
+    send(chat, "Open it elsewhere")
+    act(chat, "Beneath this answer")
+    answer(chat).get_by_role("button", name="Its cells").click()
+    expect(chat).to_have_title("Cells · Stretto")
+    told = re.compile(
+        r"Sequence \d+ holds (\d+) of the (\d+) tokens of “Open it elsewhere”, to the end of the answer"
+    )
+    expect(chat.locator("#about")).to_have_text(told)
+    held, n = map(int, told.match(chat.locator("#about").inner_text()).groups())
+    assert n - 1 <= held <= n
+    assert n > len("Open it elsewhere") + len(SAYS)
+    expect(chat.locator(".sequences [aria-pressed=true]")).to_have_count(1)
+    chat.get_by_role("link", name="Chat", exact=True).click()
+    chat.get_by_role("switch", name="Tokens").click()
+    prose(chat).locator('[data-i="5"]').click()
+    panel = chat.get_by_role("complementary", name="Token")
+    panel.get_by_role("button", name="Several tokens at one place").click()
+    expect(chat).to_have_title("Parallel · Stretto")
+    expect(chat.locator("#given")).to_contain_text("up to token 5 of the answer")
+    with chat.expect_request("**/stretto/parallel") as asked:
+        chat.get_by_role("button", name="Run", exact=True).click()
+    assert len(asked.value.post_data_json["prompt"]) == n - len(SAYS) + 5
+    expect(chat.locator(".node").first).to_be_visible()
+    chat.get_by_role("button", name="Type a prompt instead").click()
+    expect(chat.get_by_label("Prompt")).to_be_visible()
 
 
 def test_reasoning_is_folded_with_its_time(new_page, loaded):

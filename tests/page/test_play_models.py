@@ -135,7 +135,7 @@ def test_a_tool_is_called_and_answered(new_page, axe, shot, loaded):
         page.get_by_label("Functions").fill("[{]")
         page.get_by_label("Message 1", exact=True).fill("What time is it?")
         page.get_by_role("button", name="Generate").click()
-        expect(page.get_by_role("alert")).to_contain_text("This is no JSON")
+        expect(page.get_by_role("alert")).to_contain_text("Line 1, column")
         page.get_by_label("Functions").fill('{"name": "now"}')
         asked = generate(page, "What time is it?", max_tokens=200)
         assert asked["tools"] == [{"type": "function", "function": {"name": "now"}}]

@@ -1,6 +1,7 @@
 // Answers as they come: one request for each message that is being written, kept every moment so that a reload goes on with it.
-import {events, post} from './api.js';
-import {add, before, changed, hold, newId, release, save, store, tokensOf} from './chats.js';
+// The server holds a running answer for a minute: `message.stream` is its id and the number of the last event that has come.
+import {del, events, post} from './api.js';
+import {add, before, changed, hold, newId, open, release, save, store, tokensOf} from './chats.js';
 import {live} from './live.js';
 import {fields} from './options.js';
 import {wire} from './session.js';
@@ -11,6 +12,7 @@ export const ABANDONED_MS = 5000; // since its tab has written it
 const ALTERNATIVES = 8, SAVE_MS = 300, TOOL_ROUNDS = 8;
 const ENDS = ['timeout', 'repetition']; // told as "length"
 const CUT = ['unreachable', 'shutting_down'];
+const GONE = ['not_found', 'events_gone', 'invalid_value']; // the server does not have the stream any more
 const running = new Map(), frames = new Map(); // by messages' ids: aborts, and what draws them
 const said = new Map(); // tokens of messages, once they were wanted
 let frame = 0;
@@ -22,7 +24,12 @@ sessionStorage.setItem('stretto.tab', tab);
 
 export const isRunning = message => running.has(message.id);
 export const runningIn = chat => [...running.values()].find(one => one.message.chat === chat?.id);
-export const stop = message => { lost.delete(message); running.get(message.id)?.abort.abort(); };
+export function stop(message) {
+  lost.delete(message);
+  running.get(message.id)?.abort.abort();
+  if (message.stream) del(`/stretto/streams/${message.stream.id}`).catch(() => {});
+  message.stream = null;
+}
 
 // What the server's end or a phone's sleep has cut goes on when the server is there again.
 const lost = new Set();
@@ -64,14 +71,42 @@ export function requestOf(message) {
   return {model: message.model, messages, ...rest, ...(all.length ? {tools: all} : {}), ...(values.max_tokens ? {max_tokens} : {})};
 }
 
+// What comes of an answer: the rest of its stream if the server still has that, otherwise what follows its tokens.
+async function* chunksOf(message, list, signal, restOnly) {
+  let number = message.stream?.n ?? 0;
+  const from = async function* (path, options) {
+    for await (const chunk of events(path, {...options, signal})) {
+      if (message.stream) message.stream = {...message.stream, n: ++number};
+      yield chunk;
+    }
+  };
+  if (message.stream) {
+    try {
+      yield* from(`/stretto/streams/${message.stream.id}?after=${number}`);
+      return;
+    } catch (error) {
+      if (!GONE.includes(error.code)) throw error;
+      message.stream = null;
+      if (restOnly) throw Object.assign(error, {name: 'AbortError'});
+    }
+  }
+  const more = {logprobs: true, top_logprobs: ALTERNATIVES, return_token_ids: true, stream: true, stream_options: {include_usage: true}};
+  const body = {...requestOf(message), ...more, resumable: true}, begun = ids(list);
+  if (begun.length) body.continue_token_ids = begun;
+  number = 0;
+  const opened = headers => { const id = headers.get('x-stretto-stream'); message.stream = id && {id, n: 0}; };
+  yield* from('/v1/chat/completions', {method: 'POST', body, opened});
+}
+
 // Writes a message, behind the tokens that it has: those of an answer that was cut, or that a fork keeps.
-export async function write(message) {
+// `restOnly`: what the server still has of it, and nothing new.
+export async function write(message, restOnly = false) {
   const mine = {message, abort: new AbortController()};
   running.set(message.id, mine);
   const list = await tokens(message), reasoned = message.reasoned ?? 0;
   let saved = 0, thinking = null, last = performance.now();
   hold(message);
-  Object.assign(message, {running: tab, error: null, finish: null});
+  Object.assign(message, {running: tab, error: null, param: null, finish: null});
   const keep = () => {
     saved = performance.now();
     message.touched = Date.now();
@@ -80,11 +115,8 @@ export async function write(message) {
   changed();
   try {
     if (!list.length && message.content) list.push(...await tokenized(message)); // it was brought in from a file
-    const more = {logprobs: true, top_logprobs: ALTERNATIVES, return_token_ids: true, stream: true, stream_options: {include_usage: true}};
-    const body = {...requestOf(message), ...more}, begun = ids(list);
-    if (begun.length) body.continue_token_ids = begun;
     keep();
-    for await (const chunk of events('/v1/chat/completions', {method: 'POST', body, signal: mine.abort.signal})) {
+    for await (const chunk of chunksOf(message, list, mine.abort.signal, restOnly)) {
       const at = performance.now();
       for (const choice of chunk.choices) {
         const token = tokenOf(choice), delta = choice.delta ?? {};
@@ -110,11 +142,13 @@ export async function write(message) {
   } catch (error) {
     if (error.name === 'AbortError') message.finish = 'stopped';
     else if (error.code === 'already_ended') message.finish = 'stop';
-    else Object.assign(message, {finish: 'failed', error: error.message});
+    else Object.assign(message, {finish: 'failed', error: error.message, param: error.param ?? null});
+    if (error.code === 'taken_over') return leave(message);
     if (CUT.includes(error.code)) lost.add(message);
   }
   running.delete(message.id);
   release(message);
+  if (!lost.has(message)) message.stream = null;
   message.running = null;
   message.version++;
   await keep();
@@ -123,6 +157,14 @@ export async function write(message) {
   if (message.finish === 'tool_calls' && known && store.chat?.id === message.chat && roundsOf(message) < TOOL_ROUNDS) {
     answerCalls(message, message.calls.map(run));
   }
+}
+
+// Another tab writes it from now on: what is kept is newer.
+function leave(message) {
+  running.delete(message.id);
+  release(message);
+  said.delete(message.id);
+  return store.chat?.id === message.chat ? open(message.chat) : null;
 }
 
 const roundsOf = message => {
@@ -155,15 +197,25 @@ async function forked(message, i, first) {
   return made;
 }
 
+// The ids of an answer's conversation up to its first `n` tokens, by the model itself: its template, its images left out.
+export async function idsUpTo(message, n = Infinity) {
+  const body = {...requestOf(message), max_tokens: 0, return_token_ids: true, logprobs: false};
+  const {choices: [{prompt_token_ids}]} = await post('/v1/chat/completions', body);
+  if (!prompt_token_ids) throw new Error('a conversation with images has no tokens that could be sent as they are');
+  return {prompt: prompt_token_ids, answer: ids((await tokens(message)).slice(0, n))};
+}
+
 const statsOf = ({usage, timings}) => ({
   tokens: usage.completion_tokens, prompt: usage.prompt_tokens, cached: usage.prompt_tokens_details?.cached_tokens ?? 0,
   speed: timings?.tokens_per_second, first: timings?.first_token});
 
-// After a reload: what this tab was writing is gone on with, what no tab writes any more can be continued.
+// After a reload: what this tab was writing is gone on with; what no tab writes any more gets the rest that the server has, and can be continued.
 export function resume() {
   for (const message of store.messages.values()) {
     if (!message.running || isRunning(message)) continue;
     if (message.running === tab) write(message);
-    else if (Date.now() - message.touched > ABANDONED_MS) Object.assign(message, {running: null, finish: 'stopped'});
+    else if (Date.now() - message.touched <= ABANDONED_MS) continue;
+    else if (message.stream) write(message, true);
+    else Object.assign(message, {running: null, finish: 'stopped'});
   }
 }

@@ -48,9 +48,10 @@ export const get = async path => (await request(path)).json();
 export const post = async (path, body, signal) => (await request(path, {method: 'POST', body, signal})).json();
 export const del = async path => (await request(path, {method: 'DELETE'})).json();
 
-// The data of server-sent events, parsed. EventSource cannot send a key, so they are read from a fetch.
-export async function* events(path, {method = 'GET', body, signal} = {}) {
+// The data of server-sent events, parsed. EventSource cannot send a key, so they are read from a fetch. `opened` gets the headers.
+export async function* events(path, {method = 'GET', body, signal, opened} = {}) {
   const answer = await request(path, {method, body, signal});
+  opened?.(answer.headers);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = '';
   try {
@@ -60,8 +61,9 @@ export async function* events(path, {method = 'GET', body, signal} = {}) {
       const parts = (rest + value).split('\n\n');
       rest = parts.pop();
       for (const part of parts) {
-        if (!part.startsWith('data: ')) continue;
-        const data = part.slice(6);
+        const at = part.startsWith('id: ') ? part.indexOf('\n') + 1 : 0; // of a stream that can be read on
+        if (!part.startsWith('data: ', at)) continue;
+        const data = part.slice(at + 6);
         if (data === '[DONE]') return;
         const event = JSON.parse(data);
         if (event.error) throw new ApiError(answer.status, event.error);

@@ -10,9 +10,27 @@ const LEGEND = {running: 'running', held: 'held by a program', pinned: 'pinned',
   image: 'of an image', shared: 'shared (hollow)', stacked: 'several at one position', free: 'free'};
 const calm = matchMedia('(prefers-reduced-motion: reduce)'), dark = matchMedia('(prefers-color-scheme: dark)');
 
+// A conversation whose cells are to be shown, of another view: {model, ids, about}.
+let wanted = null;
+export const take = conversation => { wanted = conversation; };
+
+// The sequence that begins with the most of some tokens, and how many those are.
+async function sequenceOf({model, ids}) {
+  const {used, sequences} = await get(`/stretto/cells?${new URLSearchParams({model})}`);
+  const same = new Map(used.filter(({position, token}) => ids[position] === token).map(({cell, position}) => [cell, position]));
+  let best = {id: null, n: 0};
+  for (const {id, cells} of sequences) {
+    const held = new Set(cells.map(cell => same.get(cell)));
+    let n = 0;
+    while (held.has(n)) n++;
+    if (n > best.n) best = {id, n};
+  }
+  return best;
+}
+
 export default function Cells({model, live}) {
   const canvas = useRef(), map = useRef(), table = useRef(new Table()), chosen = useRef(null), due = useRef(0);
-  const [, again] = useState(0), [cursor, move] = useState(null), [selected, select] = useState(null), [news, setNews] = useState([]);
+  const [, again] = useState(0), [cursor, move] = useState(null), [selected, select] = useState(null), [about, tell] = useState(''), [news, setNews] = useState([]);
   const {connected} = useLive(), name = model?.name;
   const draw = () => { due.current ||= requestAnimationFrame(paint); };
   const paint = () => {
@@ -50,6 +68,15 @@ export default function Cells({model, live}) {
     });
   }, [name]);
   useEffect(() => { chosen.current = selected; draw(); }, [selected]);
+  useEffect(() => {
+    if (wanted?.model !== name || !table.current.n) return;
+    const {ids, about} = wanted;
+    sequenceOf(wanted).then(({id, n}) => {
+      if (id) select(id);
+      tell(id ? `Sequence ${id} holds ${number(n)} of the ${number(ids.length)} tokens of ${about}.` : `No cells hold ${about} any more.`);
+    }, error => tell(error.message));
+    wanted = null;
+  });
 
   const flash = changed => {
     if (!changed?.length || calm.matches) return;
@@ -80,6 +107,7 @@ export default function Cells({model, live}) {
   return html`<section><h2>Cells</h2>
       ${!shown.n && html`<p class="soft" id="no-cells">${connected
         ? 'There is nothing to show yet: a model has cells once it is loaded, and its first request loads it.' : 'Waiting for the server…'}</p>`}
+      ${about && html`<p role="status" id="about">${about}</p>`}
       <ul class="legend" aria-label="Legend">${Object.entries(LEGEND).map(([key, text]) => html`
         <li key=${key}><i class="dot" style=${{background: `var(--cell-${key})`}}></i>${text}${' '}
           <b id=${`n-${key}`}>${number(shown.counts?.[key] ?? 0)}</b></li>`)}</ul>

@@ -1,11 +1,12 @@
 // Chat: a conversation, its box, its list. Messages are a tree whose chosen path is shown; see chats.js and answering.js.
 import {html, Component, useEffect, useLayoutEffect, useRef, useState} from './vendor/preact.js';
-import {ABANDONED_MS, answerCalls, isRunning, onMessage, resume, runningIn, stop, tokens, tokensNow, write} from './answering.js';
+import {ABANDONED_MS, answerCalls, idsUpTo, isRunning, onMessage, resume, runningIn, stop, tokens, tokensNow, write} from './answering.js';
 import {post} from './api.js';
 import {add, begin, change, changed, load, open, path, pick, remove, store, subscribe} from './chats.js';
 import {IMAGE_BYTES, read} from './conversation.js';
 import {Act, Icon} from './icons.js';
 import {Prose, harmless} from './prose.js';
+import {controlOf, mistakes} from './options.js';
 import {Panel, Settings, Switch, TokenPanel, Tree} from './panels.js';
 import {Sidebar} from './sidebar.js';
 import {probability} from './tokens.js';
@@ -23,7 +24,7 @@ const KEYS = [
   ['/', 'search conversations'], ['N', 'new chat'], ['T', 'tokens on or off'], ['← →', 'in an answer with tokens: from token to token'],
   ['Enter', 'on a token: to its alternatives'], ['[ ]', 'previous and next version of the last answer'], [',', 'settings'], ['?', 'this sheet'],
 ];
-const ui = {editing: null, draft: '', images: [], drawer: false, said: '', below: false, panel: null, at: null, keys: false, picker: false, finished: ''};
+const ui = {editing: null, draft: '', images: [], drawer: false, said: '', below: false, panel: null, at: null, keys: false, picker: false, finished: '', wrong: null, beneath: null};
 const set = fields => { Object.assign(ui, fields); changed(); };
 export const say = said => { set({said}); setTimeout(() => { if (ui.said === said) set({said: ''}); }, SAID_MS); };
 const isPhone = () => matchMedia('(max-width: 52rem)').matches;
@@ -42,9 +43,24 @@ function answerTo(parent, model) {
   const made = add({parent: parent?.id ?? null, role: 'assistant', model});
   write(made).then(() => set({finished: `Answer ${made.finish === 'stop' ? 'finished' : ENDS[made.finish] ?? 'ended'}, ${made.stats?.tokens ?? 0} tokens`}));
 }
+// What is wrong in the settings is shown at its field, and said at the box, before anything is sent.
+function refused() {
+  const [[name, mistake] = []] = Object.entries(mistakes(store.settings.values ?? {}, true));
+  set({wrong: name ? `Not sent: ${name === 'grammar' ? 'the schema' : name} in the settings is wrong. ${mistake}` : null});
+  if (name) toWrong();
+  return !!name;
+}
+function toWrong() {
+  set({panel: 'settings'});
+  requestAnimationFrame(() => {
+    const field = document.querySelector('.panel [aria-invalid=true]');
+    if (field?.closest('details')) field.closest('details').open = true;
+    field?.focus();
+  });
+}
 function send(model) {
   const content = ui.draft.trim(), {images} = ui;
-  if (!(content || images.length) || !model || runningIn(store.chat)) return;
+  if (!(content || images.length) || !model || runningIn(store.chat) || refused()) return;
   const message = add({parent: last()?.id ?? null, role: 'user', content, images: images.length ? images : undefined});
   set({draft: '', images: [], at: null});
   answerTo(message, model);
@@ -124,7 +140,7 @@ const grow = box => { box.style.height = 'auto'; box.style.height = `${box.scrol
 function Edit({message, model}) {
   const box = useRef();
   useEffect(() => { grow(box.current); box.current.focus(); box.current.setSelectionRange(1e6, 1e6); }, []);
-  const done = () => { const text = box.current.value.trim(); if (text && !runningIn(store.chat)) resend(message, text, model); };
+  const done = () => { const text = box.current.value.trim(); if (text && !runningIn(store.chat) && !refused()) resend(message, text, model); };
   const key = event => {
     if (event.key === 'Escape') { event.stopPropagation(); set({editing: null}); focusBox(); }
     if (sends(event)) { event.preventDefault(); done(); }
@@ -157,6 +173,21 @@ function Calls({message, results}) {
       <button class="plain">Send results</button></form>`}`;
 }
 
+// The tokens of an answer in another view: the cells that hold them, or several tokens at one position behind them.
+async function openIn(view, message, choose, n) {
+  say('Reading the conversation’s tokens…');
+  try {
+    const {prompt, answer} = await idsUpTo(message, n), title = harmless(store.chat.title) || 'this chat';
+    (await import(`./${view}.js`)).take({model: message.model, ids: [...prompt, ...answer], about: `“${title}”, ${
+      n == null ? 'to the end of the answer' : `up to token ${n} of the answer`}`});
+    choose(message.model);
+    location.hash = `#${view}`;
+  } catch (error) { say(error.message); }
+}
+const Beneath = ({message, choose, n}) => html`<div class="beneath">
+  <button type="button" class="plain" onClick=${() => openIn('parallel', message, choose, n)}>Several tokens at one place</button>
+  <button type="button" class="plain" onClick=${() => openIn('cells', message, choose, n)}>Its cells</button></div>`;
+
 const gradeOf = p => p == null || p >= .5 ? 'p0' : p >= .2 ? 'p1' : p >= .05 ? 'p2' : 'p3';
 // What of a text the tokens of an answer, or of its reasoning, are: by ranges of the source.
 function rangesOf(list, reasoning, chosen) {
@@ -184,7 +215,7 @@ function rangesOf(list, reasoning, chosen) {
   return Object.assign(ranges, {chosen: all.find(one => one.i === chosen)});
 }
 
-function Theirs({message, siblings, isLast, results, shown, at}) {
+function Theirs({message, siblings, isLast, results, shown, at, chooseModel}) {
   const [, again] = useState(0), mine = isRunning(message), {reasoning, content, stats, finish, error} = message;
   const live = mine || (!!message.running && Date.now() - message.touched < ABANDONED_MS); // by this tab, or by another
   const list = shown ? tokensNow(message) : null;
@@ -208,15 +239,18 @@ function Theirs({message, siblings, isLast, results, shown, at}) {
       onClick=${click} onKeyDown=${move}>
       <${Prose} text=${content} rangesOf=${list && rangesOf(list, false, at)}/></div>
     ${message.calls && html`<${Calls} ...${{message, results}}/>`}
-    ${error && html`<p class="bad" role="alert">${error}</p>`}
+    ${error && html`<p class="bad" role="alert">${error}${isLast && controlOf(message.param) && html` ${' '}
+      <button type="button" class="link" onClick=${toWrong}>Show it in the settings</button>`}</p>`}
     <footer><${Versions} ...${{message, siblings}}/>${!live && html`<span class="acts">
       <${Act} icon="copy" label="Copy" onClick=${() => copy(content, 'Answer')}/>
-      <${Act} icon="again" label="Regenerate" disabled=${busy} onClick=${() => answerTo(parentOf(message), message.model)}/>
-      ${isLast && html`<${Act} icon="more" label="Continue" disabled=${busy} onClick=${() => write(message)}/>`}
+      <${Act} icon="again" label="Regenerate" disabled=${busy} onClick=${() => refused() || answerTo(parentOf(message), message.model)}/>
+      ${isLast && html`<${Act} icon="more" label="Continue" disabled=${busy} onClick=${() => refused() || write(message)}/>`}
+      <${Act} icon="layers" label="Beneath this answer" aria-expanded=${String(ui.beneath === message.id)}
+        onClick=${() => set({beneath: ui.beneath === message.id ? null : message.id})}/>
       <${Delete} message=${message}/></span>`}
       ${!live && html`<small class="stats">${[message.model, cut && ENDS[finish], stats && `${stats.tokens} tokens`,
         stats?.speed && `${stats.speed.toFixed(0)} tok/s`, stats?.first != null && `first ${stats.first.toFixed(2)} s`].filter(Boolean).join(' · ')}</small>`}
-    </footer></article>`;
+    </footer>${!live && ui.beneath === message.id && html`<${Beneath} message=${message} choose=${chooseModel}/>`}</article>`;
 }
 
 // ---- scrolling: a stream is followed only while the reader is at its end ----
@@ -242,7 +276,7 @@ function Scroll({children, id}) {
     <div ref=${inner}>${children}</div></div>`;
 }
 
-function Messages({model}) {
+function Messages({model, chooseModel}) {
   const all = path(), way = all.filter(({message}) => message.role !== 'tool'), [n, more] = useState(FIRST_MESSAGES), first = Math.max(0, way.length - n);
   useEffect(() => { // the newest are drawn at once, earlier ones when there is time
     if (!first) return;
@@ -254,8 +288,8 @@ function Messages({model}) {
     const isLast = first + k === way.length - 1, draw = message.role === 'user' ? Mine : Theirs;
     const shown = !!store.settings.tokens, at = ui.at?.id === message.id ? ui.at.i : null;
     const of = [shown, at, message.calls?.filter(call => results[call.id]).length, message, message.version, message.running, siblings.length, siblings.indexOf(message), isLast, model,
-      ui.editing === message.id, isLast && !!runningIn(store.chat)];
-    return html`<${Memo} key=${message.id} of=${of} draw=${() => html`<${draw} ...${{message, siblings, isLast, model, results, shown, at}}/>`}/>`;
+      ui.editing === message.id, ui.beneath === message.id, isLast && !!runningIn(store.chat)];
+    return html`<${Memo} key=${message.id} of=${of} draw=${() => html`<${draw} ...${{message, siblings, isLast, model, results, shown, at, chooseModel}}/>`}/>`;
   })}</div>`;
 }
 
@@ -294,6 +328,7 @@ function Speed({model, stats}) {
 
 function Composer({model, models, choose, admin}) {
   const file = useRef(), box = useRef(), busy = runningIn(store.chat), shown = last();
+  const wrong = ui.wrong && Object.keys(mistakes(store.settings.values ?? {}, true)).length ? ui.wrong : null;
   useLayoutEffect(() => grow(box.current), [ui.draft]);
   useEffect(() => { if (!isPhone() && document.activeElement === document.body) focusBox(); }, []);
   const key = event => {
@@ -308,6 +343,7 @@ function Composer({model, models, choose, admin}) {
   const without = i => set({images: ui.images.filter((_, k) => k !== i)});
   return html`<form class="composer" onSubmit=${submit} onPaste=${event => take(event, event.clipboardData.files)}
       onDragOver=${event => event.preventDefault()} onDrop=${event => { event.preventDefault(); take(event, event.dataTransfer.files); }}>
+    ${wrong && html`<p class="bad" role="alert">${wrong}</p>`}
     ${ui.images.length > 0 && html`<div class="images">${ui.images.map((url, i) => html`<span key=${i}><img src=${url} alt=${`Image ${i + 1} to send`}/>
       <${Act} icon="close" label=${`Remove image ${i + 1}`} onClick=${() => without(i)}/></span>`)}</div>`}
     <textarea id="ask" ref=${box} rows="1" aria-label="Message" placeholder=${model ? `Message ${model.name}` : 'No model here can chat'}
@@ -393,11 +429,11 @@ export default function Chat({model: chosen, models, choose: chooseModel, views,
         <button type="button" class="quiet" id="settings" aria-label="Settings" aria-expanded=${String(panel === 'settings')}
           onClick=${() => set({panel: panel === 'settings' ? null : 'settings'})}><${Icon} name="dials"/><span class="word">Settings</span></button>
         <button type="button" class="icon help" aria-label="Keys" title="Keys (?)" onClick=${() => set({keys: true})}>?</button></div>
-      ${store.ready && store.chat && html`<${Scroll} id=${store.chat.id}>${store.messages.size ? html`<${Messages} key=${store.chat.id} model=${model?.name}/>`
+      ${store.ready && store.chat && html`<${Scroll} id=${store.chat.id}>${store.messages.size ? html`<${Messages} key=${store.chat.id} ...${{chooseModel}} model=${model?.name}/>`
         : html`<${Empty} model=${model}/>`}<//>
       <${Composer} ...${{model, admin}} models=${able} choose=${chooseModel}/>`}</div>
     ${panel && html`<${Panel} key=${panel} name=${panel} at=${ui.at} choose=${choose} close=${closePanel}>${panel === 'token'
-      ? html`<${TokenPanel} model=${model} at=${ui.at} choose=${choose} forked=${at => { set({at}); say('Forked into a new version'); }}/>`
+      ? html`<${TokenPanel} model=${model} at=${ui.at} choose=${choose} beneath=${(message, n) => html`<${Beneath} choose=${chooseModel} ...${{message, n}}/>`} forked=${at => { set({at}); say('Forked into a new version'); }}/>`
       : panel === 'versions' ? html`<${Tree}/>` : html`<${Settings} ...${{model, message, refresh}}/>`}<//>`}
     ${ui.keys && html`<${Keys}/>`}<p class="hidden" role="status">${ui.finished}</p><p class="said-live" role="status">${ui.said}</p></div>`;
 }

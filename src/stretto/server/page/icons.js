@@ -8,7 +8,7 @@ const PATHS = {
   bin: 'M4 6h12M8 6V4h4v2M6 6l1 10h6l1-10', send: 'M10 16V5M5 9l5-5 5 5', stop: 'M5 5h10v10H5z', down: 'M6 8l4 4 4-4',
   clip: 'M14 8l-5 5a2 2 0 0 1-3-3l6-6a3 3 0 0 1 4 4l-6 6a5 5 0 0 1-7-7l5-5', end: 'M10 4v9M6 9l4 4 4-4M5 16h10', left: 'M12 5l-5 5 5 5',
   right: 'M8 5l5 5-5 5', dials: 'M3 6h8M15 6h2M3 14h2M9 14h8M13 4v4M7 12v4', theme: 'M10 3a7 7 0 1 0 0 14zM10 3a7 7 0 0 1 0 14',
-  fork: 'M6 4v12M6 11c0-3 8-2 8-6M14 5V4', tool: 'M4 6l4 4-4 4M10 15h6', tree: 'M5 4v9a2 2 0 0 0 2 2h3M5 8h5M13 6h3v4h-3zM13 13h3v4h-3z',
+  layers: 'M10 3l7 4-7 4-7-4zM3 11l7 4 7-4', fork: 'M6 4v12M6 11c0-3 8-2 8-6M14 5V4', tool: 'M4 6l4 4-4 4M10 15h6', tree: 'M5 4v9a2 2 0 0 0 2 2h3M5 8h5M13 6h3v4h-3zM13 13h3v4h-3z',
 };
 export const Icon = ({name}) => html`<svg viewBox="0 0 20 20" aria-hidden="true"><path d=${PATHS[name]}/></svg>`;
 export const Act = ({icon, label, ...rest}) => html`

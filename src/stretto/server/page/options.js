@@ -1,5 +1,5 @@
 // The options of a request as a form: names, help, defaults; and from what was typed to fields of a body.
-import {html} from './vendor/preact.js';
+import {html, useRef} from './vendor/preact.js';
 import {Field} from './ui.js';
 
 const number = (help, fallback, more) => ({kind: 'number', help, fallback, step: 'any', ...more});
@@ -37,8 +37,88 @@ export class FieldError extends Error {
   constructor(param, message) { super(message); this.param = param; }
 }
 
+// What keeps a text from being JSON: the place of the first mistake, and what to do about it.
+const WORDS = {True: 'true', False: 'false', None: 'null', undefined: 'null', NaN: 'null'};
+function mistakeIn(text) {
+  let at = 0;
+  const take = (pattern, match = new RegExp(pattern, 'y')) => { match.lastIndex = at; const found = match.exec(text)?.[0]; at += found?.length ?? 0; return found; };
+  const fail = say => { throw Object.assign(new Error(say), {at}); };
+  const space = () => { take('[ \\t\\r\\n]*'); if (/^(\/[/*]|#)/.test(text.slice(at, at + 2))) fail('JSON has no comments; take it out'); };
+  const string = () => {
+    take('"(?:[^"\\\\\u0000-\u001f]|\\\\(?:["\\\\/bfnrt]|u[0-9a-fA-F]{4}))*');
+    if (take('"')) return;
+    fail(text[at] === '\\' ? 'a backslash is written twice: \\\\' : at < text.length && text[at] !== '\n' ? 'write this character as \\u and four digits'
+      : 'the closing " of this text is missing');
+  };
+  const rest = (close, one) => {
+    const isOpen = () => { space(); if (at >= text.length) fail(`the closing ${close} is missing`); return !take(`\\${close}`); };
+    for (let n = 0; isOpen(); n++) {
+      const comma = at;
+      if (n && !take(',')) fail(`a comma or ${close} is missing here`);
+      space();
+      if (n && text[at] === close) { at = comma; fail(`take out the comma before ${close}`); }
+      one();
+    }
+  };
+  const member = () => {
+    if (text[at] !== '"') fail(text[at] === "'" ? 'names stand in double quotes, as "name"' : 'a name in double quotes is missing here');
+    string();
+    space();
+    if (!take(':')) fail('a colon is missing behind the name');
+    value();
+  };
+  function value() {
+    space();
+    if (take('\\{')) return rest('}', member);
+    if (take('\\[')) return rest(']', value);
+    if (text[at] === '"') return string();
+    if (text[at] === "'") fail('texts stand in double quotes, as "text"');
+    const from = at, word = take('[A-Za-z_][A-Za-z_0-9]*') ?? take('-?(?:0|[1-9][0-9]*)(?:\\.[0-9]+)?(?:[eE][-+]?[0-9]+)?(?![0-9.])');
+    if (word == null && /[-+.0-9]/.test(text[at] ?? '')) fail('a number is written as 12, -0.5 or 1e3');
+    if (word == null) fail(at < text.length ? 'a value is missing here: a text, a number, a list or an object' : 'it ends before the value');
+    if (/^[-0-9]|^(true|false|null)$/.test(word)) return;
+    at = from;
+    fail(Object.hasOwn(WORDS, word) ? `write ${WORDS[word]}` : `write "${word}", in double quotes`);
+  }
+  try {
+    value();
+    space();
+    if (at < text.length) fail('nothing may follow the value; take it out');
+  } catch (error) {
+    if (error.at == null) return 'It is nested too deep.';
+    const lines = text.slice(0, error.at).split('\n');
+    return `Line ${lines.length}, column ${lines.at(-1).length + 1}: ${error.message}`;
+  }
+  return 'This is no JSON.';
+}
+
+// What JSON of each field has to be; a text says what it is not.
+const isObject = value => !!value && typeof value === 'object' && !Array.isArray(value), toolsOf = list => Array.isArray(list) ? list : [list];
+const FITS = {
+  grammar: value => isObject(value) || 'A schema is an object, as {"type": "object"}.',
+  stop_tokens: value => (Array.isArray(value) && value.every(Number.isInteger)) || 'This is a list of whole numbers, as [1, 2].',
+  logit_bias: value => (isObject(value) && Object.values(value).every(Number.isFinite)) || 'This is an object of numbers, as {"42": -100}.',
+  chat_template_kwargs: value => isObject(value) || 'This is an object, as {"enable_thinking": false}.',
+  tools: value => {
+    const at = toolsOf(value).findIndex(one => typeof (one?.function ?? one)?.name !== 'string');
+    return at < 0 || `Function ${at + 1} has no "name"; give it one, as {"name": "weather"}.`;
+  },
+};
 function parsed(param, text) {
-  try { return JSON.parse(text); } catch (error) { throw new FieldError(param, `This is no JSON: ${error.message}`); }
+  let value;
+  try { value = JSON.parse(text); } catch { throw new FieldError(param, mistakeIn(text)); }
+  const fits = FITS[param](value);
+  if (fits !== true) throw new FieldError(param, fits);
+  return value;
+}
+
+// What is wrong in a form, by its controls; a field that is still empty is not wrong, but for a schema.
+export function mistakes(values, chat) {
+  const found = {}, look = (name, text) => { try { parsed(name, text); } catch (error) { found[name] = error.message; } };
+  for (const [name, {kind, chat: only}] of Object.entries(OPTIONS)) if (kind === 'json' && values[name] && (chat || !only)) look(name, values[name]);
+  if (values.shape === 'schema') look('grammar', values.grammar ?? '');
+  if (chat && values.tools?.trim()) look('tools', values.tools);
+  return found;
 }
 
 // The fields of a body; a FieldError names the control with a mistake.
@@ -62,7 +142,7 @@ export function fields(values, chat) {
   else if (shape === 'choices') body.grammar = {type: 'choices', choices: grammar.split('\n').filter(line => line)};
   if (chat && tools.trim()) {
     const list = parsed('tools', tools);
-    body.tools = (Array.isArray(list) ? list : [list]).map(tool => tool?.function ? tool : {type: 'function', function: tool});
+    body.tools = toolsOf(list).map(tool => tool?.function ? tool : {type: 'function', function: tool});
     if (values.tool_choice) body.tool_choice = values.tool_choice;
   }
   return body;
@@ -75,9 +155,11 @@ export function controlOf(param) {
   return name in OPTIONS || ['grammar', 'tools', 'tool_choice'].includes(name) ? name : null;
 }
 
-function Control({name, option, id, described, value, set}) {
+const groupOf = param => param in OPTIONS ? 'options' : param?.startsWith('tool') ? 'tools' : param;
+
+function Control({name, option, id, described, value, set, invalid}) {
   const {kind, min, max, step, fallback = ''} = option;
-  const all = {id, 'aria-describedby': described, value: value ?? '', onInput: event => set(name, event.target.value)};
+  const all = {id, 'aria-describedby': described, 'aria-invalid': invalid, value: value ?? '', onInput: event => set(name, event.target.value)};
   if (kind === 'switch') {
     return html`<input type="checkbox" id=${id} aria-describedby=${described} checked=${!!value}
       onChange=${event => set(name, event.target.checked)}/>`;
@@ -92,25 +174,26 @@ function Control({name, option, id, described, value, set}) {
 }
 
 export function OptionForm({values, set, chat, error}) {
-  const {shape = 'none'} = values, opened = open => open ? true : undefined;
-  const wrong = name => error?.param === name ? error.message : null;
+  const {shape = 'none'} = values, found = mistakes(values, chat), open = useRef({});
+  const opened = name => (open.current[name] ||= !!error && (groupOf(error.param) === name)) || undefined; // it stays open then
+  const wrong = name => found[name] ?? (error?.param === name ? error.message : null);
   const text = (name, label, help, placeholder) => html`
-    <${Field} label=${label} help=${help} error=${wrong(name)}>${(id, described) => html`
-      <textarea id=${id} rows="5" spellcheck=${false} aria-describedby=${described} placeholder=${placeholder}
+    <${Field} label=${label} help=${help} error=${wrong(name)} typed=${error?.param !== name}>${(id, described) => html`
+      <textarea id=${id} rows="5" aria-invalid=${wrong(name) ? 'true' : null} spellcheck=${false} aria-describedby=${described} placeholder=${placeholder}
         value=${values[name] ?? ''} onInput=${event => set(name, event.target.value)}></textarea>`}<//>`;
   const choice = (name, label, value, options) => html`<${Field} label=${label} error=${wrong(name)}>${id => html`
     <select id=${id} value=${value} onChange=${event => set(name, event.target.value)}>
       ${Object.entries(options).map(([one, shown]) => html`<option key=${one} value=${one}>${shown}</option>`)}</select>`}<//>`;
   const listed = Object.entries(OPTIONS).filter(([, option]) => chat || !option.chat);
-  return html`<details open=${opened(error?.param in OPTIONS)}><summary>Options</summary>
+  return html`<details open=${opened('options')}><summary>Options</summary>
       <div class="fields">${listed.map(([name, option]) => html`
-        <${Field} key=${name} label=${name} help=${option.help} error=${wrong(name)}>${(id, described) => html`
-        <${Control} ...${{name, option, id, described, set}} value=${values[name]}/>`}<//>`)}</div></details>
-    <details open=${opened(error?.param === 'grammar')}><summary>Structured output</summary>
+        <${Field} key=${name} label=${name} help=${option.help} error=${wrong(name)} typed=${error?.param !== name}>${(id, described) => html`
+        <${Control} ...${{name, option, id, described, set}} invalid=${wrong(name) ? 'true' : null} value=${values[name]}/>`}<//>`)}</div></details>
+    <details open=${opened('grammar')}><summary>Structured output</summary>
       ${choice('shape', 'Output', shape, SHAPES)}
       ${shape !== 'none' && shape !== 'object'
         && text('grammar', SHAPES[shape], 'Decoding is constrained to it.', shape === 'schema' ? SCHEMA : '')}</details>
-    ${chat && html`<details open=${opened(error?.param?.startsWith('tool'))}><summary>Tools</summary>
+    ${chat && html`<details open=${opened('tools')}><summary>Tools</summary>
       ${text('tools', 'Functions', 'A list of functions with name, description and parameters (a JSON schema).', FUNCTIONS)}
       ${choice('tool_choice', 'tool_choice', values.tool_choice ?? '', CHOICES)}</details>`}`;
 }

@@ -4,7 +4,7 @@ import {fork, forkText, requestOf, tokens} from './answering.js';
 import {change, lead, path, store} from './chats.js';
 import {curlCode, libraryCode, openaiCode} from './copying.js';
 import {Act, Icon} from './icons.js';
-import {OPTIONS, OptionForm} from './options.js';
+import {OPTIONS, OptionForm, controlOf} from './options.js';
 import {harmless} from './prose.js';
 import {TOOLS} from './toolbox.js';
 import {probability} from './tokens.js';
@@ -36,7 +36,11 @@ export const Switch = ({on, flip, children}) => html`
 export function Settings({model, message, refresh}) {
   useEffect(() => { refresh(); }, []); // a loaded model tells its own values
   const {values = {}, system = '', tools = {}, presets = {}, preset} = store.settings;
-  const set = (name, value) => change({values: {...values, [name]: value}, preset: null});
+  const set = (name, value) => {
+    if (message) message.param = null; // what the server has refused is being changed
+    change({values: {...values, [name]: value}, preset: null});
+  };
+  const refused = controlOf(message?.param);
   const choose = name => change({preset: name, ...(name === OWN ? {values: {}, system: ''} : presets[name])});
   const keep = () => {
     const name = prompt('Name of the preset')?.trim();
@@ -62,7 +66,7 @@ export function Settings({model, message, refresh}) {
     <h3>Tools</h3>
     ${Object.entries(TOOLS).map(([name, tool]) => html`<div class="setting"><${Switch} on=${tools[name]}
       flip=${() => change({tools: {...tools, [name]: !tools[name]}})}>${name}<//><small>${tool.about}</small></div>`)}
-    <h3>More</h3><${OptionForm} values=${values} set=${set} chat error=${null} />
+    <h3>More</h3><${OptionForm} values=${values} set=${set} chat error=${refused && {param: refused, message: message.error}}/>
     <h3>Copy as</h3><${CopyAs} ...${{model, message}}/>`;
 }
 
@@ -96,7 +100,7 @@ function drawable(top, limit) {
   return new Set(top.filter(one => { const kept = sum < limit; sum += Math.exp(one.logprob); return kept; }).map(one => one.id));
 }
 
-export function TokenPanel({at, choose, forked, model}) {
+export function TokenPanel({at, choose, forked, model, beneath}) {
   const message = at && store.messages.get(at.id), [list, set] = useState([]);
   useEffect(() => {
     let current = true;
@@ -134,7 +138,7 @@ export function TokenPanel({at, choose, forked, model}) {
     <h3>Surprise by sentence, bits a token</h3>
     <ul class="alts sentences">${sentences.map(one => html`<li><button type="button" onClick=${() => choose({id: message.id, i: surprising(one)})}>
       <span>${one.text}</span><span class="p">${one.bits.toFixed(1)}</span><${Share} of=${one.bits / most}/></button></li>`)}</ul>
-    <p class="hint">Beneath it: <a href="#cells">the cells</a> that hold these tokens, and <a href="#parallel">several tokens at one place</a>.</p>`;
+    <h3>Up to here, in another view</h3>${beneath(message, at.i)}`;
 }
 const Share = ({of}) => html`<span class="bar" aria-hidden="true"><span style=${{width: `${100 * of}%`}}></span></span>`;
 

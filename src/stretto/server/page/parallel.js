@@ -23,9 +23,14 @@ const NAMES = Object.keys(OPTIONS), FIRST = 5; // that are always shown
 // While the page is open: the form, and the last runs.
 let kept = {prompt: 'The cat sat on the', ...Object.fromEntries(NAMES.map(name => [name, OPTIONS[name][0]]))}, last = [];
 
+// A conversation to go on from, of another view: {model, ids, about}.
+let given = null;
+export function take(conversation) { given = conversation; last = []; }
+
 function bodyOf(form, mode, model) {
-  const given = Object.entries(form).filter(([, value]) => value !== '' && value !== false);
-  return {model, stream: true, ...Object.fromEntries(given.map(([name, value]) => [name, OPTIONS[name]?.[2]?.max ? +value : value])), mode};
+  const set = Object.entries(form).filter(([, value]) => value !== '' && value !== false);
+  return {model, stream: true, ...Object.fromEntries(set.map(([name, value]) => [name, OPTIONS[name]?.[2]?.max ? +value : value])), mode,
+    ...(given?.model === model ? {prompt: given.ids} : {})};
 }
 
 export default function Parallel({model}) {
@@ -53,7 +58,9 @@ export default function Parallel({model}) {
   const keys = event => { if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) event.target.form.requestSubmit(); };
   return html`<section class="wide"><h2>Several tokens at one position</h2>
     <form onSubmit=${start}>
-      <${Input} label="Prompt" rows="2" required value=${form.prompt} set=${text => set('prompt', text)} onKeyDown=${keys}/>
+      ${given && given.model === model?.name ? html`<div class="row" id="given"><span>Goes on behind ${number(given.ids.length)} tokens: ${given.about}</span>
+          <button type="button" onClick=${() => { given = null; setForm({...form}); }}>Type a prompt instead</button></div>`
+        : html`<${Input} label="Prompt" rows="2" required value=${form.prompt} set=${text => set('prompt', text)} onKeyDown=${keys}/>`}
       <div class="fields">${NAMES.slice(0, FIRST).map(field)}</div>
       <details><summary>More options</summary><div class="fields">${NAMES.slice(FIRST).map(field)}</div></details>
       <div class="row"><button class="primary" disabled=${!model}>Run</button>

@@ -26,12 +26,13 @@ export function useId() {
 }
 
 // A labelled control: <${Field} label="…" help="…" error="…">${id => html`<input id=${id} …/>`}<//>
-export function Field({label, help, error, children, inline}) {
+// An error is said aloud, but for one that changes while somebody types: the control is marked and described by it.
+export function Field({label, help, error, typed, children, inline}) {
   const id = useId(), control = Array.isArray(children) ? children[0] : children;
   const described = [help && `${id}-help`, error && `${id}-error`].filter(Boolean).join(' ') || undefined;
   return html`<div class=${inline ? 'field inline' : 'field'}><label for=${id}>${label}</label>${control(id, described)}
     ${help && html`<small id=${`${id}-help`}>${help}</small>`}
-    ${error && html`<small class="bad" role="alert" id=${`${id}-error`}>${error}</small>`}</div>`;
+    ${error && html`<small class="bad" role=${typed ? null : 'alert'} id=${`${id}-error`}>${error}</small>`}</div>`;
 }
 
 export function Bar({value, max = 1, label}) {
