@@ -97,7 +97,7 @@ def read_answers(path):
 
 def compare(found, reference):
     """Shares of questions with the same choice, by either figure, and distances of log-likelihoods."""
-    pairs = [(found[item], reference[item]) for item in sorted(found.keys() & reference.keys())]
+    pairs = [(one, reference[item]) for item, one in found.items()]
     far = np.abs(np.concatenate([np.subtract(a["scores"], b["scores"]) for a, b in pairs]))
     same = [sum(a["picked"][figure] == b["picked"][figure] for a, b in pairs) for figure in (0, 1)]
     return len(pairs), same, float(far.mean()), float(far.max())
@@ -109,7 +109,7 @@ def lead(answer):
     return best - second
 
 
-def report(model, names, arguments):
+def report(model, arguments):
     print(
         f"\n{model}\n| questions | engine | accuracy | per character "
         f"| same as {REFERENCE} | per character | distance |"
@@ -117,22 +117,22 @@ def report(model, names, arguments):
     print("|---|---|---|---|---|---|---|")
     for task in arguments.tasks:
         reference = read_answers(answers_of(REFERENCE, model, task, arguments))
-        for name in (*names, REFERENCE):
-            found = read_answers(answers_of(name, model, task, arguments))
-            if not found.keys() & reference.keys():
+        for name in (*ENGINES, REFERENCE):
+            answers = read_answers(answers_of(name, model, task, arguments))
+            found = {item: one for item, one in answers.items() if item in reference}
+            if not found:
                 continue
-            n, same, mean, most = compare(found, reference)
             right = [share(sum(one["right"][figure] for one in found.values()), len(found)).value
                      for figure in ("accuracy", "accuracy_norm")]  # fmt: skip
             shown = [f"{value:.1%}" for value in right]
-            shown += ["", "", ""] if name == REFERENCE else [f"{k} of {n}, {k / n:.1%}" for k in same]
-            shown += [] if name == REFERENCE else [f"{mean:.4f}, at most {most:.3f}"]
+            if name != REFERENCE:
+                n, same, mean, most = compare(found, reference)
+                shown += [*(f"{k} of {n}, {k / n:.1%}" for k in same), f"{mean:.4f}, at most {most:.3f}"]
             print(f"| {task} | {name} | {' | '.join(shown)} |")
-            if arguments.show:
-                for item in sorted(found.keys() & reference.keys()):
-                    if found[item]["picked"][0] != reference[item]["picked"][0]:
-                        leads = lead(reference[item]), lead(found[item])
-                        print(f"  item {item}: ahead by {leads[0]:.4f} there, {leads[1]:.4f} here")
+            for item in sorted(found) if arguments.show else ():
+                if found[item]["picked"][0] != reference[item]["picked"][0]:
+                    leads = lead(reference[item]), lead(found[item])
+                    print(f"  item {item}: ahead by {leads[0]:.4f} there, {leads[1]:.4f} here")
 
 
 def main():
@@ -144,13 +144,14 @@ def main():
     parser.add_argument("--answers", type=Path, default=Path(tempfile.gettempdir()), help="a folder")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--engines", nargs="*", default=[*ENGINES, REFERENCE], choices=[*ENGINES, REFERENCE])
+    parser.add_argument("--limit", type=int, default=400, help="only the first ones of each, in this run")
     parser.add_argument("--show", action="store_true", help="print where choices differ")
     arguments = parser.parse_args()
     if missing():
         arguments.engines = [name for name in arguments.engines if name != "llama.cpp"]
     for name in arguments.engines:
         ask(name, arguments.model, arguments.tasks, arguments)
-    report(arguments.model, list(ENGINES), arguments)
+    report(arguments.model, arguments)
 
 
 if __name__ == "__main__":
