@@ -5,8 +5,8 @@
     python benchmarks/quantize.py smollm2 gemma3-270m --ggml /path/to/xllamacpp.abi3.so --chunks 4
 
 The text is fixed: HumanEval's tasks with their solutions, and LAMBADA's passages, half and half. With
-`--arithmetic` models stay as they are: each precision and type of K and V, beside exact arithmetic on the
-same weights (and llama.cpp's, if llama-cpp-python is installed). Else they are quantised, by each of
+`--arithmetic` models stay as they are: each precision and type of K and V, beside float32 on the same
+weights (and llama.cpp's, if llama-cpp-python is installed). Else they are quantised, by each of
 `--mixes`.
 Sources are F16 files made of the models that are cached: dequantised, with uniform noise as wide as a step,
 so that numbers do not lie on the grid of the format they came from. Both quantise the same source.
@@ -32,7 +32,6 @@ from stretto.backends.batch import Batch
 from stretto.backends.llama_library import missing
 from stretto.backends.llamacpp import LlamaBackend
 from stretto.backends.native import NativeBackend
-from stretto.backends.reference import ReferenceBackend
 from stretto.cache.cells import Cells
 from stretto.evaluation.benchmarks import BENCHMARKS, read_items, read_lines
 from stretto.models import read_spec
@@ -60,6 +59,14 @@ wall, cpu = time.perf_counter(), time.process_time()
 failed = llama_cpp.llama_model_quantize(source.encode(), target.encode(), ctypes.byref(params))
 print(json.dumps([failed, time.process_time() - cpu, time.perf_counter() - wall]))
 """
+
+
+def make_exact(path, target):
+    """A file of the same weights in F32."""
+    with GGUF(path) as file:
+        tensors = {name: tensor.dequantize().astype(np.float32) for name, tensor in file.tensors.items()}
+        values = dict(file.metadata) | {"general.file_type": 0}
+        write_gguf(target, values, tensors, types=file.metadata.types)
 
 
 def make_source(model, target):
@@ -154,14 +161,17 @@ def compare_arithmetic(model, args, folder):
     """A model as it is, with each precision and type of K and V."""
     path = hub.resolve(model)
     chunks = chunks_of(path, args.chunks)
+    source = folder / f"{model}-f32.gguf"
+    make_exact(path, source)
+    with GGUF(source) as file:
+        n_vocab = read_spec(file, CHUNK).n_vocab
+        exact = kept(log_probabilities(native(file, args.threads), chunks), chunks, n_vocab, folder)
+    source.unlink()
     with GGUF(path) as file:
         spec = read_spec(file, CHUNK)
-        exact = kept(
-            log_probabilities(ReferenceBackend(file, spec, CHUNK), chunks), chunks, spec.n_vocab, folder
-        )
         print(f"\n{model}, {len(chunks)} chunks of {CHUNK - SKIPPED} tokens")
         print(f"| arithmetic | K/V | {HEAD} |\n|---|---|---|---|---|---|", flush=True)
-        print(f"| exact | f32 | {distances(exact, exact, chunks)[1]} |", flush=True)
+        print(f"| float32 | f32 | {distances(exact, exact, chunks)[1]} |", flush=True)
         ways = [(name, kv, partial(native, file, args.threads, name, kv)) for name, kv in ARITHMETIC]
         if not missing():
             theirs = [
