@@ -46,7 +46,7 @@ from stretto.weights.writer import write_gguf
 CHUNK = 256
 SKIPPED = 8  # tokens of a chunk that have hardly any context
 MIX_NAMES = "q4_0 q4_k_m q5_k_m q6_k q8_0 iq4_xs"
-ARITHMETIC = [(precision, kv) for kv in ("f32", "f16", "bf16", "q8") for precision in ("standard", "high")]
+ARITHMETIC = [(precision, kv) for kv in ("f32", "f16", "q8") for precision in ("standard", "high")]
 HEAD = "KL divergence | same best token | perplexity | ln of the ratio"
 THEIRS = """
 import ctypes, json, sys, time, llama_cpp
