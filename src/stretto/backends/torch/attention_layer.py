@@ -9,7 +9,7 @@ import torch
 
 from stretto.backends.torch import planes
 from stretto.backends.torch.device import Tensor, uses_kernels
-from stretto.backends.torch.launching import Form, make_form
+from stretto.backends.torch.launching import Form, launch, make_form
 from stretto.backends.torch.matrix import BLOCK, prefetch_arguments, product
 from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.planes import Plane, read, write
@@ -151,6 +151,7 @@ def _softmax(
 
 HEADS = 8  # that one program turns
 WHOLE_ROW = 2  # of a norm's extent: over all heads
+GATED = 512  # numbers that a program gates
 SMALLEST_HEAD = 16  # that a product of one kernel takes
 
 _Turning = tuple[Form, tuple[Tensor | None, ...], tuple[float, ...]]
@@ -204,7 +205,9 @@ class AttentionLayer:
         q = turn(projected, keys, values, run)
         watch(run, q, keys, work, self.scoring)
         attend(q, keys, values, work, self.scoring, mixed, deep=not run.is_lean)
-        if mixer.gate:
+        if mixer.gate and uses_kernels(mixed):
+            self.gate_kernel(mixed, projected)
+        elif mixer.gate:
             gate = projected[:, : self.at_k].view(len(q), mixer.n_head, -1)[..., mixer.head_size :]
             mixed = mixed.float() * torch.sigmoid(gate.float()).reshape(mixed.shape)
             mixed = mixed.to(self.dtype)
@@ -306,6 +309,18 @@ class AttentionLayer:
         if not placed and mixer.shared is None:
             store(k, v, keys, values, run.cells)
         return q
+
+    def gate_kernel(self, mixed: Tensor, projected: Tensor) -> None:
+        """Multiply attention's result with sigmoids of the gates that stand beside the queries."""
+        from stretto.backends.torch.kernels import rowwise as kernels
+        from stretto.backends.torch.kernels.early import early_options
+
+        heads, size = self.mixer.n_head, self.mixer.head_size
+        launch(
+            kernels.gate_heads, (len(mixed), -(-heads * size // GATED)),
+            mixed, projected[:, size:], projected.stride(0),
+            HEADS=heads, SIZE=size, GATE_STRIDE=2 * size, BLOCK=GATED, **early_options(mixed.device),
+        )  # fmt: skip
 
     # -- one row, in one kernel --
 

@@ -220,6 +220,12 @@ def looked_up(weight: Tensor, at: Tensor) -> Tensor:
     return out
 
 
+def in_float32(matrix: Matrix) -> Matrix:
+    """A small matrix with the exact numbers of its parts: one product with rows of any type."""
+    weight = torch.cat([weights(part, torch.float32) for part in matrix.parts])
+    return Matrix(matrix.columns, torch.float32, (Dense(weight),), (Format.F32,))
+
+
 def is_widened(fmt: Format) -> bool:
     """Whether a format is not multiplied in packed form."""
     return fmt not in LAYOUTS and fmt not in (Format.BF16, Format.F16, Format.F32)

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from stretto.backends.torch import cuda
 from stretto.backends.torch.device import Tensor, uses_kernels
-from stretto.backends.torch.matrix import product
+from stretto.backends.torch.matrix import Dense, Matrix, in_float32, product
 from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.weights import LayerWeights
 from stretto.backends.torch.work import TILE, Runs
@@ -238,12 +239,12 @@ class RecurrentLayer:
             return w.vector(name, torch.Size(shape).numel()).view(shape)
 
         self.weights = weights_of(mixer, small)
-        self.gates = None  # of a delta net: what corrections and decays are made of, in float32
+        self.gates: Matrix | None = None  # of a delta net: what corrections and decays are made of
         if isinstance(mixer, DeltaNet):
             heads, inner = mixer.n_value_head, mixer.n_value_head * mixer.value_size
             self.inputs = w.matrix({"attn_qkv": mixer.channels, "attn_gate": inner}, n_embd)
             names = {"ssm_ba": 2 * heads} if mixer.fused else {"ssm_beta": heads, "ssm_alpha": heads}
-            self.gates = w.matrix(names, n_embd, dtype=torch.float32)
+            self.gates = in_float32(w.matrix(names, n_embd, dtype=torch.float32))
             self.output = w.matrix({"ssm_out": n_embd}, inner)
         elif isinstance(mixer, Convolution):
             self.inputs = w.matrix({"shortconv.in_proj": 3 * mixer.width}, n_embd)
@@ -259,7 +260,7 @@ class RecurrentLayer:
         projected = product(x, self.inputs, out_dtype=torch.float32)
         if isinstance(mixer, DeltaNet) and self.gates is not None:
             qkv, z = projected[:, : mixer.channels], projected[:, mixer.channels :]
-            gates = product(x.float(), self.gates)
+            gates = self._gates(x, self.gates)
             made = delta_net(mixer, self.weights, qkv, z, gates, states, runs, self.dtype)
         elif isinstance(mixer, Convolution):
             made = convolution(mixer, self.weights, projected, states, runs, self.dtype)
@@ -267,3 +268,9 @@ class RecurrentLayer:
             assert isinstance(mixer, Mamba2)
             made = mamba2(mixer, self.weights, projected, states, runs, self.dtype)
         return product(made, self.output)
+
+    def _gates(self, x: Tensor, gates: Matrix) -> Tensor:
+        part = gates.parts[0]
+        if isinstance(part, Dense) and cuda.routes(x, part.weight):
+            return cuda.router(x, part.weight, None)
+        return product(x.float(), gates)

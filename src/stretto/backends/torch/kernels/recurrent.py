@@ -147,12 +147,14 @@ def mix(x, gates, mixed, numbers, rows, bounds, slots, tiles, states, taps, bias
     `mixed` float32[n, channels]: keys (WRITE), queries (READ) and values, convolved; those of a delta net
     have length 1, queries × SCALE. `numbers` float32[n, HEADS, 4]: decay, gain, key × query.
     """
-    await_inputs(EARLY)
     tile, part = tl.program_id(0), tl.program_id(1)
+    # All this was made at the beginning of the pass, several kernels ago.
     run, first = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
-    if first < tl.load(bounds + count):
-        begin, end = tl.load(bounds + run), tl.load(bounds + run + 1)
-        history = states + tl.load(slots + run).to(tl.int64) * STATE
+    n = tl.load(bounds + count)
+    begin, end = tl.load(bounds + run), tl.load(bounds + run + 1)
+    history = states + tl.load(slots + run).to(tl.int64) * STATE
+    await_inputs(EARLY)
+    if first < n:
         place = first + tl.arange(0, T)
         inside = place < end
         to = mixed + place.to(tl.int64)[:, None] * CHANNELS
@@ -255,13 +257,13 @@ def gate(x, z, out, weight, rows, bounds, count, stride, eps, GROUPS: tl.constex
 
     x is in the order of runs. SHARED: all groups have the same weights. Rows of padding become 0.
     """
-    await_inputs(EARLY)
     place = tl.program_id(0)
     g, i = tl.program_id(1) * BG + tl.arange(0, BG), tl.arange(0, BLOCK)
     c = g[:, None] * SIZE + i[None, :]
     ok = (g < GROUPS)[:, None] & (i < SIZE)[None, :]
     row = tl.load(rows + place).to(tl.int64)
     known = ok & (place < tl.load(bounds + count))
+    await_inputs(EARLY)
     v = tl.load(x + place.to(tl.int64) * (GROUPS * SIZE) + c, mask=known, other=0.0)
     s = tl.load(z + row * stride + c, mask=known, other=0.0).to(tl.float32)
     s = s * sigmoid(s)

@@ -244,6 +244,22 @@ def queries_and_keys(
 
 
 @triton.jit
+def gate_heads(
+    mixed, gates, stride, HEADS: tl.constexpr, SIZE: tl.constexpr, GATE_STRIDE: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """mixed × sigmoid(gates), in place: heads of a row of `gates` are GATE_STRIDE numbers apart."""
+    await_inputs(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    ok = i < HEADS * SIZE
+    g = tl.load(gates + row * stride + i // SIZE * GATE_STRIDE + i % SIZE, mask=ok, other=0.0).to(tl.float32)
+    at = mixed + row * (HEADS * SIZE) + i
+    v = tl.load(at, mask=ok, other=0.0).to(tl.float32) / (1.0 + tl.exp(-g))
+    tl.store(at, v.to(mixed.dtype.element_ty), mask=ok)
+
+
+@triton.jit
 def look_up(weight, at, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """Row i of `out` is row at[i] of the weights."""
     await_inputs(EARLY)
