@@ -1,4 +1,4 @@
-"""Compiles the CUDA C++ kernels of packed weights for GPUs that are not here: registers, spills, errors.
+"""Compiles the CUDA C++ kernels for GPUs that are not here: registers, spills, errors.
 
 pip install nvidia-cuda-nvrtc triton          # NVRTC compiles, Triton brings cuobjdump
 python scripts/compile_cuda.py --nvrtc …/libnvrtc.so.13 [--arch 80,86,89,90,100,120]
@@ -33,6 +33,14 @@ FORMS = {  # kernels by name, and constants beside those of a format
     ),
 }
 
+CHAIN = {"E": 1024, "A": 2048, "F": 3072, "Q": 4096, "FROM": 0, "OUT": 1, "ACT": 1, "CHUNK": 128, "STAGES": 7}
+OTHERS = {  # without packed weights
+    "chain, 1 row": ("chain", "chain", {**CHAIN, "ROWS": 1}),
+    "chain, 8 rows": ("chain", "chain", {**CHAIN, "ROWS": 8}),
+    "norms": ("chain", "add_rms", {"E": 4096, "ADD": 1, "Y": 1, "OUT": 1}),
+    "router": ("router", "router", {"X": 1, "K": 2048, "N": 128, "ROWS": 1, "BIAS": 0}),
+}
+
 
 def constants_of(fmt, own):
     """All constants of a kernel for a format."""
@@ -47,9 +55,14 @@ def constants_of(fmt, own):
 
 def compiled(arch, fmt, form):
     """Registers and bytes of a stack, or the first line of an error."""
-    name, own = FORMS[form]
+    if fmt is None:
+        source, name, constants = OTHERS[form]
+        constants = tuple(sorted(constants.items()))
+    else:
+        name, own = FORMS[form]
+        source, constants = name, constants_of(fmt, own)
     try:
-        cubin = cuda.machine_code(f"{name}.cu", name, constants_of(fmt, own), (arch // 10, arch % 10))
+        cubin = cuda.machine_code(f"{source}.cu", name, constants, (arch // 10, arch % 10))
     except Exception as error:  # for another kind of GPU, or by NVRTC
         return "error: " + str(error).partition("\n")[0]
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -67,17 +80,22 @@ def main():
     args = parser.parse_args()
     ctypes.CDLL(next(args.nvrtc.parent.glob("libnvrtc-builtins.so*")))
     nvrtc = ctypes.CDLL(args.nvrtc)
-    cuda._library = lambda: nvrtc
+    cuda.library = lambda: nvrtc
     archs = [int(arch) for arch in args.arch.split(",")]
     cases = [(arch, fmt, form) for arch in archs for fmt in LAYOUTS for form in FORMS]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as threads:
         os.environ["STRETTO_HOME"] = folder
         found = list(threads.map(lambda case: compiled(*case), cases))
+        others = [(arch, None, form) for arch in archs for form in OTHERS]
+        more = list(threads.map(lambda case: compiled(*case), others))
     print("registers, bytes of stack\n\n| arch | format | " + " | ".join(FORMS) + " |\n" + "|---" * 8 + "|")
     for i in range(0, len(cases), len(FORMS)):
         arch, fmt, _ = cases[i]
         print(f"| sm_{arch} | {fmt.name} | " + " | ".join(found[i : i + len(FORMS)]) + " |")
-    raise SystemExit(any("error" in each for each in found))
+    print("\n| arch | " + " | ".join(OTHERS) + " |\n" + "|---" * (len(OTHERS) + 1) + "|")
+    for i in range(0, len(others), len(OTHERS)):
+        print(f"| sm_{others[i][0]} | " + " | ".join(more[i : i + len(OTHERS)]) + " |")
+    raise SystemExit(any("error" in each for each in found + more))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,6 @@ __all__ = [
     "Prepares",
     "Projects",
     "SamplesRows",
-    "Settles",
 ]
 
 
@@ -315,15 +314,6 @@ class Prepares(Protocol):
 
         Never raises for what is wrong with one draw: its row's `sample` does.
         """
-        ...
-
-
-@runtime_checkable
-class Settles(Protocol):
-    """The part of a backend that runs before its weights are where they are to stay."""
-
-    def settle(self) -> None:
-        """Wait until they are: from then on passes take as long as they always will."""
         ...
 
 

@@ -16,6 +16,7 @@ struct uint2 { u32 x, y; };
 struct uint4 { u32 x, y, z, w; };
 struct int4 { int x, y, z, w; };
 struct float2 { float x, y; };
+struct float4 { float x, y, z, w; };
 template <class To, class From> static To bits_of(From v) {
   To to;
   memcpy(&to, &v, sizeof to);
@@ -133,6 +134,15 @@ static void imma(int to[4], const u32 a[4], u32 b0, u32 b1, int c) {
   }
   meet(warp_meetings[w], 32);
 }
+static void load_matrices(u32 to[4], const void* row) {
+  static const void* rows[32][32];
+  const int w = current / 32, l = current % 32;
+  rows[w][l] = row;
+  meet(warp_meetings[w], 32);
+  for (int i = 0; i < 4; i++) to[i] = ((const u32*)rows[w][8 * i + l / 4])[l % 4];
+  meet(warp_meetings[w], 32);
+}
+static void __syncwarp() { meet(warp_meetings[current / 32], 32); }
 template <class T> static void copy(void* to, const void* from, bool wanted) {
   if ((size_t)to % sizeof(T) || (wanted && (size_t)from % sizeof(T))) abort();
   *(T*)to = wanted ? *(const T*)from : T{};
@@ -144,6 +154,11 @@ static void commit() {}
 template <int LEFT> static void await_copies() {}
 static void fence() {}
 static float read_fresh(const float* p) { return *p; }
+static float4 read_fresh4(const float* p) { return *(const float4*)p; }
+static uint4 read_fresh16(const void* p) { return *(const uint4*)p; }
+static void prefetch(const void*) {}
+static void add_release(int* p) { ++*p; }
+static int load_acquire(const int* p) { return *p; }
 static int atomicAdd(int* p, int by) { return (*p += by) - by; }
 static void run_blocks(int blocks, int threads, void (*body)()) {
   static std::vector<std::vector<char>> stacks(1024, std::vector<char>(64 << 10));

@@ -124,6 +124,62 @@ def test_a_few_rows_are_multiplied_with_weights_rounded_to_bfloat16(fmt, tmp_pat
     assert error(out, torch.nn.functional.silu(y[:, ::2]) * y[:, 1::2]) < 1e-5
 
 
+CHAIN = """
+static Memory memory; static Legs legs; static int rows;
+static void body() {
+  chain(memory, legs, rows);
+  ended[current] = true;
+  swapcontext(&fibers[current], &scheduler);
+}
+extern "C" void run(void** p, float eps, int n) {
+  memory = {p[0], (float*)p[1], p[2], p[3], Q, (int*)p[4]};
+  for (int i = 0; i < 4; i++) legs.weights[i] = (char*)p[5 + i], legs.biases[i] = (float*)p[9 + i];
+  for (int i = 0; i < 2; i++) legs.gains[i] = (float*)p[13 + i], legs.eps[i] = eps;
+  rows = n;
+  run_blocks(1, THREADS, body);
+}
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize(("first", "chunk"), [(0, 64), (0, 128), (3, 64)])
+def test_what_stands_between_two_attentions_is_one_kernel(first, chunk, tmp_path):
+    sizes = {"E": 128, "A": 256, "F": 384, "Q": 72, "ROWS": 4, "FROM": first, "OUT": 0, "ACT": 1}
+    source = (cuda.SOURCES / "chain.cu").read_text().replace('extern "C" __global__', "")
+    source = source.replace("extern __shared__ int4 shared[];", "int4* shared = dynamic_shared;")
+    (tmp_path / "kernel.cpp").write_text('#include "cuda_on_cpu.h"\n' + source + CHAIN)
+    defined = [f"-D{key}={value}" for key, value in {**sizes, "CHUNK": chunk, "STAGES": 4}.items()]
+    command = ["g++", "-O0", "-std=c++17", "-w", "-shared", "-fPIC", f"-I{HERE}", *defined]
+    subprocess.run([*command, "-o", tmp_path / "kernel.so", tmp_path / "kernel.cpp"], check=True)
+    rows, (e, a, f, q) = 3, (sizes[key] for key in "EAFQ")
+    x, mixed, out = torch.randn(rows, e), torch.randn(rows, a).bfloat16(), torch.empty(rows, q)
+    inner, counters = torch.empty(rows, f).bfloat16(), torch.tensor([0, 0, 1, 0], dtype=torch.int32)
+    shapes = ((e, a), (2 * f, e), (e, f), (q, e))
+    weights = [(torch.randn(shape) * shape[1] ** -0.5).bfloat16() for shape in shapes]
+    biases = [torch.randn(shape[0]) for shape in shapes[:3]]
+    gains = [torch.rand(e) + 0.5 for _ in range(2)]
+    before = x.double()
+    tensors = (x, inner, out, counters, *weights, *biases)
+    addresses = [t.data_ptr() for t in (mixed, *tensors)] + [0] + [t.data_ptr() for t in gains]
+    library = ctypes.CDLL(tmp_path / "kernel.so")
+    library.run((ctypes.c_void_p * len(addresses))(*addresses), ctypes.c_float(1e-5), rows)
+
+    def norm(x, gain):
+        return (x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-5) * gain).bfloat16().double()
+
+    def times(x, i):
+        return x.double() @ weights[i].double().T + (biases[i] if i < 3 else 0)
+
+    if first == 0:
+        before = before + times(mixed, 0).bfloat16().double()
+        both = times(norm(before, gains[0]), 1)
+        gated = torch.nn.functional.silu(both[:, ::2]) * both[:, 1::2]
+        before = before + times(gated.bfloat16(), 2).bfloat16().double()
+        assert counters.tolist() == [0, 0, 1, 0]
+    assert error(x, before) < 2e-3  # where a number is between two in bfloat16
+    assert error(out, times(norm(before, gains[1]), 3)) < 1e-2
+
+
 def test_without_nvrtc_the_error_names_the_remedy(monkeypatch):
     monkeypatch.setattr(cuda, "library", lambda: None)
     with pytest.raises(Unsupported, match="nvidia-cuda-nvrtc, or use exact=True"):

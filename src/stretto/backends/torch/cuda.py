@@ -144,8 +144,11 @@ def machine_code(
     arch = "".join(map(str, capability))
     options = (f"--gpu-architecture=sm_{arch}", "--std=c++17", *(f"-D{k}={v}" for k, v in constants))
     headers: tuple[str, ...] = HEADERS if "FORMAT" in dict(constants) else HEADERS[:1]
-    if source.endswith("octets.cu"):  # several kernels make the same bits: nothing is fused but what says so
-        headers, options = OCTET_HEADERS, (*options, "--fmad=false")
+    # Several kernels make the same bits: nothing is fused but what says so.
+    if source.endswith(("octets.cu", "chain.cu")):
+        options = (*options, "--fmad=false")
+    if source.endswith("octets.cu"):
+        headers = OCTET_HEADERS
     text = "".join((SOURCES / each).read_text() for each in (*headers, source))
     digest = hashlib.sha256("\n".join((str(torch.version.cuda), *options, text)).encode()).hexdigest()
     kept = cache_folder() / f"{name}-{digest[:32]}.cubin"
@@ -376,4 +379,20 @@ def router(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     arguments = [c_void_p(address(t)) for t in (x, weight, bias, out)]
     kernel = load("router.cu", "router", constants, x.device)
     kernel.launch(-(-rows // 4) * -(-n // each), 128, 0, [arguments[0], c_int(n), *arguments[1:]])
+    return out
+
+
+# Norms of rows in the order of sums of kernels/chain.cu: for models whose shortest passes run there.
+
+
+def add_rms(x: Tensor, y: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """x += y, in place, if there is one; returns x divided by its root mean square, times weights."""
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    given = x if y is None else y
+    constants = {"E": x.shape[1], "ADD": int(y is not None), "Y": TYPES[given.dtype], "OUT": TYPES[dtype]}
+    arguments = (
+        c_void_p(address(x)), c_void_p(address(given)), c_long(given.stride(0)), c_void_p(address(weight)),
+        c_float(eps), c_void_p(address(out)),
+    )  # fmt: skip
+    load("chain.cu", "add_rms", constants, x.device).launch(len(x), 256, 0, arguments)
     return out

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from stretto.backends.torch import cuda
 from stretto.backends.torch.activations import activate
 from stretto.backends.torch.attention_layer import AttentionLayer, LatentLayer
 from stretto.backends.torch.cells import DeviceCells
@@ -35,8 +36,8 @@ class Residual:
     What is added waits until the next norm, which is then one kernel with the addition.
     """
 
-    def __init__(self, x: Tensor, dtype: torch.dtype) -> None:
-        self._x, self._dtype = x, dtype
+    def __init__(self, x: Tensor, dtype: torch.dtype, norms_alone: bool = False) -> None:
+        self._x, self._dtype, self._norms_alone = x, dtype, norms_alone
         self._pending: tuple[Tensor, float, NormWeights | None] | None = None
 
     def add(self, y: Tensor, scale: float = 1.0, post: NormWeights | None = None) -> None:
@@ -54,6 +55,8 @@ class Residual:
         """The sum, normalised."""
         if weights is None:
             return self.sum().to(self._dtype)
+        if self._norms_alone and weights.weight is not None:
+            return cuda.add_rms(self._x, self._take()[0], weights.weight, weights.part.eps, self._dtype)
         return add_norm(self._x, *self._take(), weights, self._dtype, prefetch=prefetch)
 
     def become_normed(self, weights: NormWeights | None) -> None:
@@ -127,6 +130,8 @@ class DecoderLayer:
 class Decoder:
     """All layers of a model, its embeddings and its output."""
 
+    norms_alone = False  # plain RMS norms are `cuda.add_rms`: chain.py has their bits
+
     def __init__(self, weights: Weights, memory: DeviceCells) -> None:
         self.spec, self.dtype, self.memory = weights.spec, weights.dtype, memory
         spec, whole, width = self.spec, weights.whole, self.spec.n_embd
@@ -163,7 +168,7 @@ class Decoder:
             for layer in self.layers:
                 xs = layer.run_streams(xs, run)
             return norm(self.streams.merge(xs), self.output_norm, self.dtype)
-        residual = Residual(x, self.dtype)
+        residual = Residual(x, self.dtype, self.norms_alone)
         for i, layer in enumerate(self.layers):
             layer.run(residual, run)
             if i < self.spec.deepstack and run.vectors is not None:

@@ -30,7 +30,7 @@ def is_plain(decoder: Decoder) -> bool:
         is_dense(decoder)
         and _is_rms(decoder.output_norm)
         and all(_is_plain_layer(layer) for layer in decoder.layers)
-        and all(_is_lean(matrix, decoder.dtype) for matrix in _matrices(decoder))
+        and all(_is_lean(matrix, decoder.dtype) for matrix in matrices(decoder))
     )
 
 
@@ -48,11 +48,12 @@ def is_dense(decoder: Decoder) -> bool:
 
 def prepare(decoder: Decoder) -> None:
     """Check what packed weights need: `Unsupported` if kernels cannot be compiled here."""
-    if any(isinstance(part, Packed) for matrix in _matrices(decoder) for part in matrix.parts):
+    if any(isinstance(part, Packed) for matrix in matrices(decoder) for part in matrix.parts):
         cuda.require()
 
 
-def _matrices(decoder: Decoder) -> Iterator[Matrix]:
+def matrices(decoder: Decoder) -> Iterator[Matrix]:
+    """All matrices of a model whose layers are attention and dense feed-forwards."""
     for layer in decoder.layers:
         mixer, ffn = layer.mixer, layer.ffn
         assert isinstance(mixer, AttentionLayer)

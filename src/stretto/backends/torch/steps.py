@@ -13,7 +13,7 @@ from weakref import ref
 
 import torch
 
-from stretto.backends.torch import lean
+from stretto.backends.torch import chain, lean
 from stretto.backends.torch.decoder import Decoder
 from stretto.backends.torch.device import Tensor, capturing, is_hopper_or_newer, uses_kernels
 from stretto.backends.torch.launching import compiling, is_known_version
@@ -86,6 +86,7 @@ class Steps:
         self._is_lean = not exact and uses_kernels(torch.empty(0, device=device)) and lean.is_plain(decoder)
         if self._is_lean:
             lean.prepare(decoder)
+        self.chain = chain.make(decoder, device) if exact else None
         self.prefetches = is_hopper_or_newer(device) and not self._is_lean
         self._graphs: dict[Key, Captured] = {}
         self.uncaptured: dict[Key, int] = {}  # steps that there was no memory for: how many will not try
@@ -175,4 +176,7 @@ class Steps:
         if self._is_lean and work.n == 1:
             run.is_lean = True
             return lean.run(decoder, decoder.embed(run), run, out)
+        if self.chain is not None and self.chain.takes(work.n):
+            run.prefetches = False
+            return self.chain.run(run, out)
         return decoder.logits(decoder.run(run), out)
