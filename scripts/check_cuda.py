@@ -45,8 +45,14 @@ PARTS = {
     3: ("tests/parallel", "tests/backends/test_prefix_bits.py", "tests/backends/test_batch_bits.py"),
     4: ("tests/sampling", "tests/structured/test_guided.py", "tests/vision"),
 }
-# About encoders, files and kernels of the CPU, which no other backend changes.
-LEFT_OUT = ("vision/test_encoders.py", "vision/test_mmproj.py", "vision/test_commands.py")
+# About encoders, files, threads and kernels of the CPU, which no other backend changes.
+LEFT_OUT = (
+    "vision/test_encoders.py",
+    "vision/test_mmproj.py",
+    "vision/test_commands.py",
+    "sampling/test_rows.py",
+    "parallel/test_mixture.py",
+)
 
 
 @dataclass

@@ -45,7 +45,7 @@ def test_markers_of_one_run():
         parts, spec, grid = layout(name)
         assert (parts[0], parts[-1]) == (Special(first), Special(last))
         (run,) = parts[1:-1]
-        assert (run.first, run.stop) == (0, spec.tokens_of(grid))
+        assert (run.first, run.stop) == (0, spec.count_tokens(grid))
         assert run.columns == (grid[1] // spec.merge if name == "qwen3vl" else 0)
 
 
