@@ -130,28 +130,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--reference", metavar="PYTHON")
     parser.add_argument("--peer", metavar="PYTHON")
+    parser.add_argument("--least", type=int, default=0, help="tokens of the texts that are taken")
+    parser.add_argument("--most", type=int, default=LONGEST)
     arguments = parser.parse_args()
     path = hub.resolve("nomic-embed")
     with stretto.load(path, threads=2) as model:
-        given = texts(model.tokenizer)
+        lengths = {text: len(model.tokenizer.encode(text, special=True)) for text in texts(model.tokenizer)}
+        given = [text for text, n in lengths.items() if arguments.least <= n <= arguments.most]
         start = time.perf_counter()
         ours = np.concatenate([model.embed(text) for text in given])
         seconds = time.perf_counter() - start
         ids = [model.tokenizer.encode(text, special=True) for text in given]
-    lengths = [len(one) for one in ids]
-    print(f"Stretto {seconds:.2f} s, cosines of the first {', '.join(map(str, SIZES))} numbers")
+    print(f"Stretto {seconds:.2f} s, cosines of the first {', '.join(map(str, SIZES))} numbers", flush=True)
     for name, python, script in (
         ("transformers", arguments.reference, REFERENCE),
         ("llama.cpp", arguments.peer, PEER),
     ):
         if python is None:
             continue
-        chosen = [i for i, n in enumerate(lengths) if script is REFERENCE or n <= TRAINED]
+        chosen = [i for i, one in enumerate(ids) if script is REFERENCE or len(one) <= TRAINED]
         other, theirs, *tokens = ask(python, script, path, [given[i] for i in chosen])
         found = cosines(ours[chosen], theirs)
         print(f"{name} {other:.2f} s, least cosine {found.min():.7f}")
         for i, row in zip(chosen, found, strict=True):
-            print(f"{lengths[i]:5} tokens  " + "  ".join(f"{one:.7f}" for one in row))
+            print(f"{len(ids[i]):5} tokens  " + "  ".join(f"{one:.7f}" for one in row), flush=True)
         if tokens and tokens[0] != ids:
             print("the tokens differ")
     return 0
