@@ -4,6 +4,9 @@
 
 #include <cstring>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "bindings/bindings.h"
 
@@ -61,6 +64,82 @@ nb::list read_strings(const Input1<uint8_t>& data, size_t offset, size_t count) 
     return found;
 }
 
+// The numbers of strings that are not empty, by their bytes.
+class Numbers {
+public:
+    explicit Numbers(size_t count) {
+        size_t size = 16;
+        while (size < 2 * count) size *= 2;
+        slots_.assign(size, -1);
+        strings_.reserve(count);
+    }
+
+    // False where too many strings have come to lie together, which no real vocabulary does.
+    bool add(std::string_view text) {
+        const auto number = static_cast<int32_t>(strings_.size());
+        strings_.push_back(text);
+        if (text.empty()) return true;
+        int32_t* const slot = find(text);
+        if (slot) *slot = number;
+        return slot != nullptr;
+    }
+    // The number of a string, or −1.
+    int32_t operator[](std::string_view text) {
+        const int32_t* const slot = text.empty() ? nullptr : find(text);
+        return slot ? *slot : -1;
+    }
+
+private:
+    // Where a string is or would be; null after too many attempts.
+    int32_t* find(std::string_view text) {
+        constexpr size_t kAttempts = 128;
+        const size_t first = std::hash<std::string_view>()(text);
+        for (size_t i = 0; i < kAttempts; ++i) {
+            int32_t& slot = slots_[(first + i) & (slots_.size() - 1)];
+            if (slot < 0 || strings_[static_cast<size_t>(slot)] == text) return &slot;
+        }
+        return nullptr;
+    }
+
+    std::vector<std::string_view> strings_;
+    std::vector<int32_t> slots_;  // of a power of two
+};
+
+// Of each merge ("left right") the numbers of left, right and both together among the tokens: int32[merges][3]; None if one
+// has no such parts.
+std::optional<Array2<int32_t>> merge_ids(const Input1<uint8_t>& data, size_t tokens_at, size_t n_tokens, size_t merges_at,
+                                         size_t n_merges) {
+    std::optional<Array2<int32_t>> none;
+    if (n_tokens > data.shape(0) || n_merges > data.shape(0)) return none;  // each takes some bytes
+    std::unique_ptr<int32_t[]> found(new int32_t[3 * n_merges]);
+    {
+        Unlocked unlocked;
+        const char* text;
+        size_t length;
+        Numbers numbers(n_tokens);
+        Walk tokens(data, tokens_at);
+        for (size_t i = 0; i < n_tokens; ++i) {
+            if (!tokens.next(&text, &length) || !numbers.add({text, length})) return none;
+        }
+        Walk merges(data, merges_at);
+        std::string both;
+        for (size_t i = 0; i < n_merges; ++i) {
+            if (!merges.next(&text, &length)) return none;
+            const std::string_view line(text, length);
+            const size_t space = line.find(' ');
+            if (space == std::string_view::npos || line.find(' ', space + 1) != std::string_view::npos) return none;
+            const std::string_view left = line.substr(0, space), right = line.substr(space + 1);
+            both.assign(left).append(right);
+            const int32_t ids[3] = {numbers[left], numbers[right], numbers[both]};
+            for (size_t k = 0; k < 3; ++k) {
+                if (ids[k] < 0) return none;
+                found[3 * i + k] = ids[k];
+            }
+        }
+    }
+    return give(std::move(found), n_merges, 3);
+}
+
 }  // namespace
 
 void bind_strings(nb::module_& m) {
@@ -68,6 +147,9 @@ void bind_strings(nb::module_& m) {
           "Where so many strings from a byte on end; None where one is cut off.");
     m.def("read_strings", &read_strings, nb::arg("data").noconvert(), nb::arg("offset"), nb::arg("count"),
           "So many strings from a byte on, up to the first that is cut off or not UTF-8.");
+    m.def("merge_ids", &merge_ids, nb::arg("data").noconvert(), nb::arg("tokens_at"), nb::arg("n_tokens"),
+          nb::arg("merges_at"), nb::arg("n_merges"),
+          "The ids of left, right and both of each merge: int32[merges, 3]; None where one has no such parts.");
 }
 
 }  // namespace stretto

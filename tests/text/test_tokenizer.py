@@ -13,9 +13,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from stretto.errors import InvalidRequest, ModelError
+from stretto.text.bpe import read_merges
 from stretto.text.loading import load_tokenizer
 from stretto.text.tokenizer import CHUNK_CHARACTERS, Matcher, chunks
 from stretto.weights.gguf import GGUF
+from stretto.weights.metadata import Strings
+from stretto.weights.writer import write_gguf
 from vocabularies import BYTE, CONTROL, NORMAL, bpe, metadata, spm
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden"
@@ -373,6 +376,43 @@ def test_a_damaged_vocabulary_is_refused_with_its_key(case):
     values, message = HOSTILE[case]
     with pytest.raises(ModelError, match=message):
         load(values)
+
+
+@pytest.mark.parametrize("case", [case for case in HOSTILE if case.startswith("merge ")])
+def test_merges_of_a_file_are_refused_with_the_same_errors(case, tmp_path):
+    values, message = HOSTILE[case]
+    write_gguf(tmp_path / "bad.gguf", dict(metadata(values)), {})
+    with pytest.raises(ModelError, match=message):
+        load_tokenizer(GGUF(tmp_path / "bad.gguf").metadata)
+
+
+def test_a_file_gives_the_merges_of_its_values(tmp_path):
+    values = bpe(specials=["<|end|>"], user=["<tool>"])
+    values["token_type"][values["tokens"].index("hell")] = CONTROL  # merges of special tokens are left out
+    write_gguf(tmp_path / "good.gguf", dict(metadata(values)), {})
+    tokenizer = load_tokenizer(GGUF(tmp_path / "good.gguf").metadata)
+    assert "hell" not in [tokenizer.piece(token) for token in tokenizer.encode("hello")]
+    for text in ("hello help", "he<tool>hehe", "world"):
+        assert tokenizer.encode(text) == load(values).encode(text)
+
+
+@given(
+    tokens=st.lists(st.text("abé", max_size=3), unique=True, max_size=20),
+    merges=st.lists(st.text("abé", max_size=2).flatmap(lambda a: st.sampled_from(
+        [f"{a} b", f"a {a}", f"é {a}", f"{a} {a}", a, f"{a}  b"])), max_size=6),
+)  # fmt: skip
+def test_merges_are_found_among_bytes_as_one_by_one(tokens, merges):
+    coded = [b"".join(len(text.encode()).to_bytes(8, "little") + text.encode() for text in texts)
+             for texts in (tokens, merges)]  # fmt: skip
+    buffer = memoryview(b"".join(coded))
+    found = Strings(buffer, 0, len(tokens), "t").merge_ids(Strings(buffer, len(coded[0]), len(merges), "m"))
+    ids = {text: token for token, text in enumerate(tokens) if text}
+    try:
+        expected = read_merges(merges, ids, ids)
+    except ModelError:
+        assert found is None
+    else:
+        assert found.tolist() == [[ids[left], ids[right], ids[left + right]] for left, right in expected]
 
 
 def test_empty_tokens_are_harmless():

@@ -11,13 +11,14 @@ from collections.abc import Mapping
 
 import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 from tokenizers import models, pre_tokenizers
 
 from stretto.errors import InvalidRequest, ModelError
 from stretto.text.pretokenizers import KEY, PreTokenizer, cut_digits, pretokenizer
 from stretto.text.tokenizer import CHUNK_CHARACTERS, Tokenizer, chunks
-from stretto.text.vocabulary import PREFIX, TokenType, Vocabulary, read_flag, read_vocabulary
-from stretto.weights.metadata import Metadata
+from stretto.text.vocabulary import PREFIX, TOKENS, TokenType, Vocabulary, read_flag, read_vocabulary
+from stretto.weights.metadata import Metadata, Strings
 
 MERGES = PREFIX + "merges"
 
@@ -36,17 +37,23 @@ class BPETokenizer(Tokenizer):
     """A byte-level BPE vocabulary from a file's metadata."""
 
     kind = "bpe"
+    spells_alike = True
 
     def __init__(self, metadata: Metadata) -> None:
         self.name = metadata.text(KEY, "default")
         words = pretokenizer(self.name)
+        found = find_merges(metadata)
         vocabulary = read_vocabulary(metadata, bos=None, eos=None, unknown=None)
         super().__init__(
             vocabulary,
             add_bos=read_flag(metadata, "add_bos_token", words.add_bos),
             add_eos=read_flag(metadata, "add_eos_token", False),
         )
-        self._engine = _engine(vocabulary, metadata.strings(MERGES), words, frozenset(self.specials))
+        ids = vocabulary.ids.copy()
+        for text in self.specials:
+            ids.pop(text, None)
+        merges = name_merges(found, metadata, vocabulary, ids)
+        self._engine = _engine(ids, merges, words)
         self._has_seams, self._digits = words.words, words.digits
         self._present = bytes(byte for character, byte in ALPHABET.items() if character in vocabulary.ids)
 
@@ -83,6 +90,31 @@ class BPETokenizer(Tokenizer):
             return text.encode()
 
 
+MergeIds = NDArray[np.int32]
+
+
+def find_merges(metadata: Metadata) -> MergeIds | None:
+    """The ids of left, right and both of each merge: int32[n, 3]; None where they are to be read one by one.
+
+    It has to be called before the vocabulary is decoded.
+    """
+    tokens, merges = metadata.get(TOKENS), metadata.get(MERGES)
+    return tokens.merge_ids(merges) if isinstance(tokens, Strings) and isinstance(merges, Strings) else None
+
+
+def name_merges(
+    found: MergeIds | None, metadata: Metadata, vocabulary: Vocabulary, ids: Mapping[str, int]
+) -> list[tuple[str, str]]:
+    """The merges of tokens in `ids`, in order; those of other tokens of the vocabulary are left out."""
+    if found is None:
+        return read_merges(metadata.strings(MERGES), ids, vocabulary.ids)
+    tokens = vocabulary.tokens
+    is_known = np.zeros(len(tokens), bool)
+    is_known[np.fromiter(ids.values(), np.intp, len(ids))] = True
+    left, right, _ = found[is_known[found].all(axis=1)].T.tolist()
+    return list(zip(map(tokens.__getitem__, left), map(tokens.__getitem__, right), strict=True))
+
+
 def read_merges(lines: list[str], ids: Mapping[str, int], known: Mapping[str, int]) -> list[tuple[str, str]]:
     """The merges of tokens in `ids`, in order; those of other known tokens are left out."""
     merges = [
@@ -109,13 +141,7 @@ def read_merges(lines: list[str], ids: Mapping[str, int], known: Mapping[str, in
     return merges
 
 
-def _engine(
-    vocabulary: Vocabulary, lines: list[str], words: PreTokenizer, specials: frozenset[str]
-) -> tokenizers.Tokenizer:
-    ids = vocabulary.ids.copy()
-    for text in specials:
-        ids.pop(text, None)
-    merges = read_merges(lines, ids, vocabulary.ids)
+def _engine(ids: dict[str, int], merges: list[tuple[str, str]], words: PreTokenizer) -> tokenizers.Tokenizer:
     engine = tokenizers.Tokenizer(models.BPE(ids, merges, ignore_merges=words.ignore_merges))
     splits = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in words.patterns]
     bytelevel = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -140,6 +166,7 @@ class CharacterTokenizer(Tokenizer):
     name = "gemma4"
 
     def __init__(self, metadata: Metadata) -> None:
+        found = find_merges(metadata)
         vocabulary = read_vocabulary(metadata, bos=None, eos=None, unknown=None)
         for text, token in vocabulary.of_type(TokenType.USER_DEFINED).items():
             if SPACE in text:  # spelled as it is after spaces were replaced, so found by merging
@@ -147,7 +174,7 @@ class CharacterTokenizer(Tokenizer):
         super().__init__(vocabulary, add_bos=True, add_eos=read_flag(metadata, "add_eos_token", False))
         hidden = frozenset(self.specials)
         self._ids = {text: token for text, token in vocabulary.ids.items() if text not in hidden}
-        merges = read_merges(metadata.strings(MERGES), self._ids, vocabulary.ids)
+        merges = name_merges(found, metadata, vocabulary, self._ids)
         missing = _NO_TOKEN
         while missing in self._ids:
             missing += _NO_TOKEN

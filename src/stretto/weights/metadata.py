@@ -96,6 +96,16 @@ class Strings(Sequence[str]):
             self._decoded, self._buffer = strings, None
         return self._decoded
 
+    def merge_ids(self, merges: Strings) -> NDArray[np.int32] | None:
+        """Of each merge ("left right") the numbers of left, right and both together among these strings.
+
+        None unless all are there, each merge has two parts, and neither array was decoded or made.
+        """
+        if self._buffer is None or merges._buffer is not self._buffer:
+            return None
+        data = np.frombuffer(self._buffer, np.uint8)
+        return _native.merge_ids(data, self._offset, self._count, merges._offset, merges._count)
+
     def _undecodable(self, buffer: memoryview, index: int) -> ModelError:
         """The error for a string that is not UTF-8."""
         offset = self._offset
