@@ -1,6 +1,9 @@
 """Prompt lookup against plain decoding, in lines and in trees: how it copies, edits code, and writes prose.
 
     python benchmarks/drafts.py --rounds 8 --threads 2
+    python benchmarks/drafts.py --model qwen2.5-coder-1.5b --small qwen2.5-coder-0.5b --kinds programs
+
+With `--small` a smaller model drafts, as `--ways` say: so many tokens, of at least such a probability.
 
 Samples with drafts stand next to one without, by turns, of the same prompt and seed; the texts are asserted
 to be the same. The prompt is in the cache, so that only decoding is timed. Prose begins from texts
@@ -12,6 +15,7 @@ import argparse
 import json
 import re
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
@@ -50,12 +54,20 @@ RECORDS = "[\n" + "".join(
         ("Prado", "museum", "Madrid", "true"),
     ]
 )
+CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+TASKS = [
+    "Write a Python class for a binary search tree with insert, delete and in-order traversal.",
+    "Write a C function that reverses a singly linked list, and a main function that tests it.",
+    "Write a Python script that reads a CSV file and prints the mean of each numeric column, without pandas.",
+    "Write a JavaScript debounce function with unit tests in Jest.",
+]
 COPIED = f"A letter:\n\n{LETTER}\n\nThe same letter again, word for word:\n\n"
 EDITED = f"# Version 1\n{CODE}\n\n# Version 2: the same functions, with type hints\n{CODE[:30]}"
 PROMPTS = {
     "copying": [COPIED + LETTER[:40], COPIED + LETTER[: LETTER.index("In the")]],
     "code editing": [EDITED, EDITED + CODE[30:90]],
     "records": [RECORDS, RECORDS.replace("Paris", "Rome")],
+    "programs": [CHAT.format(task) for task in TASKS],
     "prose": [
         "Once upon a time, in a village by the sea, there lived an old sailor who",
         "The history of astronomy begins long before telescopes. The first people who looked at the sky",
@@ -66,6 +78,7 @@ PROMPTS = {
 
 def decode(llm, prompt, tokens, temperature, seed, **options):
     """Seconds, and the tokens."""
+    prompt = llm.tokenizer.encode(prompt, special=True)
     llm.generate(prompt, max_tokens=1)  # it is in the cache then
     begun = time.perf_counter()
     result = llm.generate(
@@ -74,23 +87,28 @@ def decode(llm, prompt, tokens, temperature, seed, **options):
     return time.perf_counter() - begun, result.tokens
 
 
-def variants(branches):
-    """The ways to decode: plain, a line of drafts, and trees with so many branches."""
+def variants(branches, small, ways):
+    """The ways to decode: plain, a line of drafts, and trees or a small model's drafts."""
     several = {"plain": {}, "lookup": {"draft": "lookup"}}
-    for n in branches:
+    for n in branches if small is None else ():
         several[f"tree {n}"] = {"draft": "lookup", "draft_branches": n}
+    for way in ways if small is not None else ():
+        most, least = way.split(",")
+        several[f"{most} tokens of {least}"] = {
+            "draft": stretto.DraftModel(small, most=int(most), least=float(least))
+        }
     return several
 
 
-def measure(llm, args):
+def measure(llm, small, args):
     """Samples side by side for each kind of text, prompt and way to sample; the first round warms up."""
     samples = []
-    ways = variants(args.branches)
+    ways = variants(args.branches, small, args.ways)
     for number in range(args.rounds + 1):
         names = list(ways)[:: 1 if number % 2 else -1]
         for kind, prompts in PROMPTS.items():
             for prompt in prompts:
-                for temperature in (0.0, 0.8):
+                for temperature in args.temperatures:
                     seconds, texts, counts = {}, {}, {}
                     for name in names:
                         before = llm.metrics.drafted_tokens, llm.metrics.accepted_tokens
@@ -119,8 +137,8 @@ def table(samples):
     print("| text | temperature | drafts | speed-up | × a line | tokens a pass | drafted a token |")
     print("|---|---|---|---|---|---|---|")
     names = [name for name in samples[0]["seconds"] if name != "plain"]
-    for kind in PROMPTS:
-        for temperature in (0.0, 0.8):
+    for kind in dict.fromkeys(s["kind"] for s in samples):
+        for temperature in sorted({s["temperature"] for s in samples}):
             mine = [s for s in samples if (s["kind"], s["temperature"]) == (kind, temperature)]
             tokens = sum(s["tokens"] for s in mine)
             for name in sorted(names):
@@ -144,17 +162,27 @@ def main():
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--branches", type=int, nargs="*", default=[2, 4], help="of trees")
     parser.add_argument("--kinds", nargs="*", default=list(PROMPTS), choices=list(PROMPTS))
+    parser.add_argument("--temperatures", type=float, nargs="*", default=[0.0, 0.8])
+    parser.add_argument("--small", help="a model that drafts, with the tokens of --model")
+    ways = "2,0", "3,0.3", "4,0", "5,0.3", "8,0.3"
+    parser.add_argument("--ways", nargs="*", default=ways, help="of --small: tokens,probability")
     slug = re.sub(r"\([^)]*\)|\W+", "-", cpu_name()).strip("-").lower()
     parser.add_argument("--out", type=Path, default=HERE / "raw" / f"drafts-{slug}.json")
     args = parser.parse_args()
     for kind in set(PROMPTS) - set(args.kinds):
         del PROMPTS[kind]
-    with stretto.load(args.model, threads=args.threads, cells=4096) as llm:
-        samples = measure(llm, args)
+    with ExitStack() as opened:
+        llm, small = (
+            name and opened.enter_context(stretto.load(name, threads=args.threads, cells=4096))
+            for name in (args.model, args.small)
+        )
+        samples = measure(llm, small, args)
     command = (
         f"python benchmarks/drafts.py --model {args.model} --rounds {args.rounds} --threads {args.threads} "
         f"--tokens {args.tokens}"
     )
+    if args.small:
+        command += f" --small {args.small} --kinds {' '.join(PROMPTS)}"
     found = {"command": command, "cpu": cpu_name(), "samples": samples}
     args.out.write_text(json.dumps(found, indent=1) + "\n")
     print(f"`{command}`\n")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, Protocol
 
+import numpy as np
+
 from stretto.cache.radix import common
 from stretto.errors import CacheFull, ContextOverflow, InvalidRequest
 from stretto.sampling.params import check_integer, check_number
@@ -40,16 +42,18 @@ class DraftModel:
     small = stretto.load("smollm2")
     large.generate(prompt, draft=stretto.DraftModel(small, most=4))
 
-    With `draft_branches` the draft divides where the small model is uncertain: at each token that is not its
-    first choice and has at least the probability `split`.
+    A draft ends before a token to which the small model gives a probability below `least`. With
+    `draft_branches` it divides where the small model is uncertain: at each token that is not its first choice
+    and has at least the probability `split`.
     """
 
-    def __init__(self, llm: Model, most: int = 4, split: float = 0.1) -> None:
+    def __init__(self, llm: Model, most: int = 4, split: float = 0.1, least: float = 0.3) -> None:
         if not hasattr(llm, "sequence") or not hasattr(llm, "tokenizer"):
             raise InvalidRequest(f"DraftModel takes a loaded model, not {llm!r}", param="llm", value=llm)
         check_integer("most", most, 1, 256)
         check_number("split", split, 0.0, 1.0)
-        self.most, self.split = int(most), float(split)
+        check_number("least", least, 0.0, 1.0)
+        self.most, self.split, self.least = int(most), float(split), float(least)
         self._llm = llm
         self._checked: Tokenizer | None = None
 
@@ -61,15 +65,16 @@ class DraftModel:
                     "the draft model has other tokens than the model; they must be the same", param="draft"
                 )
             self._checked = tokenizer
-        return ModelProposer(self._llm, self.split)
+        return ModelProposer(self._llm, self.split, self.least)
 
 
 class ModelProposer:
     """A sequence of the small model that follows a text and runs ahead of it."""
 
-    def __init__(self, llm: Model, split: float = 0.1) -> None:
+    def __init__(self, llm: Model, split: float = 0.1, least: float = 0.0) -> None:
         self._llm = llm
         self._log_split = math.log(split) if split else -math.inf
+        self._least = least
         self._sequence: Any = None
         self._has_images = False
         self._ends = frozenset(llm.tokenizer.end_ids)
@@ -77,17 +82,19 @@ class ModelProposer:
         self._forks = bool(getattr(getattr(llm, "spec", None), "recurrent", ""))
 
     def propose(self, tokens: list[int], most: int) -> list[int]:
-        """The small model's greedy continuation; shorter, or empty, where its context or cache is full."""
+        """The small model's greedy continuation, as far as it is probable and context and cache suffice."""
         draft: list[int] = []
         fork: Any = None
         try:
             self._follow(tokens)
             fork = self._sequence.fork() if self._forks else self._sequence
             for _ in range(most):
-                step = fork.step(temperature=0)
-                if step.is_end:
+                row = fork.logits
+                token = int(row.argmax())
+                if token in self._ends or np.exp(row - row[token]).sum() * self._least > 1:
                     break
-                draft.append(step.token)
+                draft.append(token)
+                fork.append(token)
         except (CacheFull, ContextOverflow):
             pass
         finally:

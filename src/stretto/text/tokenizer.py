@@ -19,6 +19,8 @@ from operator import index
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from stretto.errors import InvalidRequest, wrong_value
 from stretto.options.names import OF_TOKENIZERS, no_attribute
 from stretto.text.detokenizer import Detokenizer
@@ -92,6 +94,7 @@ class Tokenizer(ABC):
     kind: str  # "bpe", "sentencepiece", "wordpiece", "unigram" or "rwkv"
     name: str  # the pre-tokenizer of a BPE model, llama.cpp's name of the kind for others
     space_prefix = False  # a space is put before each plain fragment
+    spells_alike = False  # whether tokens with one text and type have the same bytes in all of this class
     strips_after: frozenset[int] = frozenset()  # special tokens after which white space is dropped
     strips_before: frozenset[int] = frozenset()  # and those before which it is
 
@@ -184,11 +187,15 @@ class Tokenizer(ABC):
 
     def same_as(self, other: Tokenizer) -> bool:
         """Whether each id has the same bytes in both, and the same ids end a text."""
-        return self is other or (
-            self.n_vocab == other.n_vocab
-            and self.end_ids == other.end_ids
-            and all(self.token_bytes(token) == other.token_bytes(token) for token in range(self.n_vocab))
-        )
+        if self is other:
+            return True
+        if self.n_vocab != other.n_vocab or self.end_ids != other.end_ids:
+            return False
+        mine, theirs = self.vocabulary, other.vocabulary
+        spell_alike = self.spells_alike and type(self) is type(other) and mine.shown_ids == theirs.shown_ids
+        if spell_alike and mine.tokens == theirs.tokens and np.array_equal(mine.types, theirs.types):
+            return True  # found a hundred times as fast as token by token
+        return all(self.token_bytes(token) == other.token_bytes(token) for token in range(self.n_vocab))
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of a token; none for control tokens but those that separate parts of an answer."""
