@@ -16,7 +16,9 @@ GREEDY = {"temperature": 0}
 @cache
 def load(model, threads, kv, cells):
     # Prompts come again within a round, and are to be computed again.
-    return opened.enter_context(stretto.load(model, threads=threads, kv=kv, cells=cells, prefix_cache=False))
+    llm = opened.enter_context(stretto.load(model, threads=threads, kv=kv, cells=cells, prefix_cache=False))
+    llm.backend.settle()
+    return llm
 
 
 @cache

@@ -40,6 +40,22 @@ void pack_rows(Decoder& decoder, const std::string& name, int code, size_t rows,
     decoder.pack_rows(name, code, rows, columns, data.data(), count);
 }
 
+// Packs what was deferred, and lets go of the arrays that held it.
+void pack_deferred(Decoder& decoder, const Input1<uint8_t>& stop) {
+    if (!stop.shape(0)) fail("stop must have an entry");
+    const uint8_t* const wanted = stop.data();
+    {
+        Unlocked unlocked;
+        decoder.pack_deferred([wanted] { return __atomic_load_n(wanted, __ATOMIC_RELAXED) || is_finishing(); });
+    }
+    decoder.release();
+}
+
+void defer(Decoder& decoder, const std::string& name, int code, size_t rows, size_t columns, Input1<uint8_t> data) {
+    check_matrix(code, rows, columns, rows, data.shape(0));
+    decoder.defer(name, code, rows, columns, data.data(), std::make_shared<Input1<uint8_t>>(data));
+}
+
 void set_packed(Decoder& decoder, const std::string& name, int code, size_t rows, size_t columns,
                 Input1<uint8_t> data) {
     const Format* format = find_format(code);
@@ -132,6 +148,10 @@ void bind_decoder(nb::module_& m) {
              nb::arg("data").noconvert(), nb::keep_alive<1, 6>())
         .def("pack_rows", &pack_rows, nb::arg("name"), nb::arg("code"), nb::arg("rows"), nb::arg("columns"),
              nb::arg("data").noconvert(), nb::arg("count"))
+        .def("defer", &defer, nb::arg("name"), nb::arg("code"), nb::arg("rows"), nb::arg("columns"),
+             nb::arg("data").noconvert())
+        .def("pack_deferred", &pack_deferred, nb::arg("stop").noconvert())
+        .def_prop_ro("n_deferred", &Decoder::n_deferred)
         .def("set_packed", &set_packed, nb::arg("name"), nb::arg("code"), nb::arg("rows"), nb::arg("columns"),
              nb::arg("data").noconvert(), nb::keep_alive<1, 6>())
         .def("packed", &packed, nb::arg("name"))

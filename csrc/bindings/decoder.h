@@ -16,7 +16,7 @@ void check_range(const int32_t* values, size_t n, int64_t end, const char* what)
 void check_causal(const Decoder& decoder);
 void check_complete(Decoder& decoder);
 
-// The threads that a decoder lends, if there is one.
+// The threads that a decoder lends in a turn, if there is one.
 inline Pool* pool_of(Decoder* decoder) { return decoder ? &decoder->pool() : nullptr; }
 
 // The slots of a batch's rows, if the model has recurrent layers.

@@ -32,6 +32,7 @@ public:
             members.push_back(rows_.data() + row * n);
         }
         Unlocked unlocked;
+        const Turn turn(pool_of(decoder));
         mixture_ = std::make_unique<Mixture>(members, n, temperature, pool_of(decoder));
     }
 

@@ -65,6 +65,7 @@ std::vector<Token> draw_rows(const std::vector<Input1<float>>& rows, const Numbe
     const SamplerParams params = params_of(numbers);
     std::vector<Token> tokens;
     Unlocked unlocked;
+    const Turn turn(pool_of(decoder));
     for (const Drawn& one : draw_each(logits, n, params, uniforms, pool_of(decoder))) {
         tokens.emplace_back(one.token, one.log_probability);
     }
@@ -83,6 +84,7 @@ std::vector<int> sample_rows(Input2<float> rows, const std::vector<Numbers>& num
         params.push_back(params_of(numbers[i]));
     }
     Unlocked unlocked;
+    const Turn turn(pool_of(decoder));
     return sample_each(logits, n, params, uniforms, pool_of(decoder));
 }
 

@@ -38,6 +38,8 @@ Unlocked::~Unlocked() {
     --n_unlocked;
 }
 
+bool is_finishing() { return exiting; }
+
 void finish_unlocked(double seconds) {
     exiting = true;
     const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);

@@ -22,5 +22,7 @@ private:
 
 // Waits until no native code runs without the lock, for at most `seconds`; none will from now on.
 void finish_unlocked(double seconds);
+// Whether it does: work that can be left undone should be.
+bool is_finishing();
 
 }  // namespace stretto

@@ -25,6 +25,7 @@ unsigned broken_mappings() { return n_broken.load(std::memory_order_relaxed); }
 int guard(const void*, size_t) { return -1; }
 void unguard(int) {}
 bool is_broken(int) { return false; }
+bool is_guarded(const void*, size_t) { return false; }
 
 #else
 
@@ -124,6 +125,13 @@ void unguard(int number) {
 }
 
 bool is_broken(int number) { return number >= 0 && number < kMost && ranges[number].broken.load(); }
+
+bool is_guarded(const void* at, size_t bytes) {
+    const std::lock_guard<std::mutex> lock(changing);
+    const auto address = reinterpret_cast<uintptr_t>(at);
+    const int found = find(address);
+    return found >= 0 && bytes <= ranges[found].end.load() - address;
+}
 
 #endif
 

@@ -17,6 +17,8 @@ int guard(const void* at, size_t bytes);
 void unguard(int number);
 // Whether a page of it could not be read.
 bool is_broken(int number);
+// Whether some bytes lie in a guarded mapping as a whole.
+bool is_guarded(const void* at, size_t bytes);
 // How many mappings broke so far.
 unsigned broken_mappings();
 

@@ -1,5 +1,7 @@
 #include "memory/memory.h"
 
+#include "memory/guard.h"
+
 #include <cstdint>
 #include <cstdlib>
 #include <new>
@@ -128,10 +130,18 @@ void read_soon(const uint8_t* at, size_t bytes) {
     const Pages pages(at, bytes);
     madvise(pages.first, pages.bytes, MADV_WILLNEED);
 }
+
+// Pages at the ends have other bytes too.
+void read_no_more(const uint8_t* at, size_t bytes) {
+    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), address = reinterpret_cast<uintptr_t>(at);
+    const uintptr_t first = (address + page - 1) / page * page, last = (address + bytes) / page * page;
+    if (first < last && is_guarded(at, bytes)) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+}
 #else
 void make_present(uint8_t*, size_t) {}
 void read_at_random(const uint8_t*, size_t) {}
 void read_soon(const uint8_t*, size_t) {}
+void read_no_more(const uint8_t*, size_t) {}
 #endif
 
 }  // namespace stretto

@@ -39,5 +39,7 @@ void make_present(uint8_t* at, size_t bytes);
 void read_at_random(const uint8_t* at, size_t bytes);
 // They are read now, and come together if they are missing.
 void read_soon(const uint8_t* at, size_t bytes);
+// They are not needed any more; reading brings them back. Nothing happens to memory that is no guarded mapping (guard.h).
+void read_no_more(const uint8_t* at, size_t bytes);
 
 }  // namespace stretto

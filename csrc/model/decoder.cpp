@@ -3,6 +3,7 @@
 #include "model/decoder.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
@@ -19,6 +20,9 @@ namespace {
 
 constexpr size_t kChunkBytes = size_t{16} << 20;
 constexpr size_t kLine = 64;  // bytes of a cache line
+constexpr size_t kPieceBytes = size_t{4} << 20;  // that are packed before the clock is looked at
+// How long the first pass may have to wait for packing, and later ones, which are slower the longer it takes in all.
+constexpr std::chrono::milliseconds kFirstTurn(15), kLaterTurn(200);
 
 }  // namespace
 
@@ -74,7 +78,6 @@ uint8_t* Decoder::take_weights(size_t bytes) {
     }
     uint8_t* at = weights_.back().data() + chunk_used_;
     chunk_used_ += needed;
-    weight_bytes_ += bytes;
     return at;
 }
 
@@ -108,6 +111,7 @@ void Decoder::pack_rows(const std::string& name, int format, size_t rows, size_t
         *matrix = matrix_for(layout, rows, columns, format);
         matrix->data = take_weights(matrix->bytes());
         matrix->format = format;
+        weight_bytes_ += matrix->bytes();
     }
     const bool last = matrix->ready + count == rows;
     if (matrix->rows != rows || matrix->columns != columns || matrix->format != format ||
@@ -117,12 +121,67 @@ void Decoder::pack_rows(const std::string& name, int format, size_t rows, size_t
     Matrix part = *matrix;
     part.rows = count;
     uint8_t* out = const_cast<uint8_t*>(matrix->data) + matrix->ready / kPanelRows * matrix->panel_bytes;
-    const size_t panels = part.panels();
-    pool_.run([&](int thread) {
-        const size_t begin = panels * thread / pool_.active(), end = panels * (thread + 1) / pool_.active();
-        pack_panels(format, data, part, begin, end, out + begin * part.panel_bytes);
-    }, Measured::kNo);
+    pack_panels_of(part, pool_.active(), 0, part.panels(), data, out);
     matrix->ready += count;
+}
+
+// Packs panels [begin, end) of a matrix, whose rows are at `data`, by so many threads.
+void Decoder::pack_panels_of(const Matrix& matrix, int threads, size_t begin, size_t end, const uint8_t* data,
+                             uint8_t* out) {
+    const auto job = [&](int thread) {
+        if (thread >= threads) return;
+        const size_t first = begin + (end - begin) * thread / threads, last = begin + (end - begin) * (thread + 1) / threads;
+        pack_panels(matrix.format, data, matrix, first, last, out + first * matrix.panel_bytes);
+    };
+    if (threads == 1) return job(0);
+    pool_.run(job, Measured::kNo);
+}
+
+void Decoder::defer(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data,
+                    std::shared_ptr<void> owner) {
+    complete_ = false;
+    const Tensors::Entry* entry = tensors_.find(name);
+    Layout layout;
+    if (!entry || !entry->matrix || !layout_of(format, &layout)) {
+        throw std::invalid_argument("no use for the matrix " + name);
+    }
+    Matrix packed = matrix_for(layout, rows, columns, format);
+    packed.format = format;
+    *entry->matrix = packed;
+    entry->matrix->source = data;
+    entry->matrix->ready = rows;
+    weight_bytes_ += packed.bytes();
+    deferred_.push_back({entry->matrix, packed, std::move(owner)});
+    n_deferred_ = deferred_.size();
+}
+
+// Until the first pass one thread is left to whoever loads what else a model has.
+void Decoder::pack_deferred(const std::function<bool()>& stop) {
+    using Clock = std::chrono::steady_clock;
+    size_t at = 0;  // panels of the first one that have been packed
+    while (!deferred_.empty() && !stop()) {
+        const Turn turn(&pool_);
+        const bool is_later = has_passed_;
+        const int threads = is_later ? pool_.active() : std::max(pool_.active() - 1, 1);
+        const auto end = Clock::now() + (is_later ? kLaterTurn : kFirstTurn);
+        while (!deferred_.empty() && Clock::now() < end) {
+            Deferred& next = deferred_.front();
+            Matrix& packed = next.packed;
+            const uint8_t* const data = next.matrix->source;
+            if (!packed.data) packed.data = take_weights(packed.bytes());
+            const size_t last = std::min(at + std::max<size_t>(kPieceBytes / packed.panel_bytes, 1), packed.panels());
+            pack_panels_of(packed, threads, at, last, data, const_cast<uint8_t*>(packed.data));
+            at = last;
+            if (at < packed.panels()) continue;
+            packed.ready = packed.rows;
+            *next.matrix = packed;
+            read_no_more(data, bytes_of(packed.format, packed.rows, packed.columns));
+            released_.push_back(std::move(next.owner));
+            deferred_.pop_front();
+            n_deferred_ = deferred_.size();
+            at = 0;
+        }
+    }
 }
 
 void Decoder::set_packed(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data,

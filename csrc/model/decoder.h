@@ -3,6 +3,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -54,7 +56,7 @@ public:
     size_t n_cells() const { return n_cells_; }
     Precision precision() const { return precision_; }
     int threads() const { return pool_.size(); }
-    Pool& pool() { return pool_; }  // for work between passes
+    Pool& pool() { return pool_; }  // for work between passes, in a turn
     int active_threads() const { return pool_.active(); }
     size_t weight_bytes() const { return weight_bytes_; }
     size_t cache_bytes() const { return cache_.size(); }
@@ -70,6 +72,15 @@ public:
     void set_unpacked(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data);
     // Packs the next `count` rows of a matrix, a multiple of 16 unless they are the last.
     void pack_rows(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data, size_t count);
+    // A matrix as a whole, which `pack_deferred` packs; until then passes read the file's rows, which gives the same bits.
+    // `owner` is released by `release` once the bytes are not needed any more.
+    void defer(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data,
+               std::shared_ptr<void> owner);
+    // Packs what was deferred, in turns with passes; returns when all of it has been packed, or `stop` says so. One thread
+    // calls it.
+    void pack_deferred(const std::function<bool()>& stop);
+    void release() { released_.clear(); }
+    size_t n_deferred() const { return n_deferred_; }
     // A matrix that `pack_rows` has packed, here or in another process: `bytes` on whole cache lines, which must stay.
     void set_packed(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data, size_t bytes);
     // The bytes of a matrix that has been packed as a whole; throws for any other.
@@ -127,6 +138,12 @@ private:
         size_t layer;
         bool value;
     };
+    // A matrix that is still to be packed.
+    struct Deferred {
+        Matrix* matrix;
+        Matrix packed;
+        std::shared_ptr<void> owner;
+    };
     struct Plan;    // what one forward pass works on, in plan.h
     struct Thread;  // what each thread has of its own
     class Walk;     // a thread's way through the layers, in walk.h
@@ -138,6 +155,7 @@ private:
     }
     void normalize(const Norm& norm, const float* x, size_t n, float* out, size_t first = 0) const;
     uint8_t* take_weights(size_t bytes);
+    void pack_panels_of(const Matrix& matrix, int threads, size_t begin, size_t end, const uint8_t* data, uint8_t* out);
     uint8_t* plane_of(const Plane& plane, size_t cell) const;
     float* state_of(size_t slot, size_t layer) const {
         return reinterpret_cast<float*>(states_.data()) + slot * slot_floats_ + state_begin_[layer];
@@ -180,6 +198,10 @@ private:
     std::vector<Buffer> weights_;   // chunks, each with many matrices: few pages, and all of them huge
     size_t chunk_used_ = 0;         // of the last chunk
     size_t weight_bytes_ = 0;
+    std::deque<Deferred> deferred_;
+    std::vector<std::shared_ptr<void>> released_;
+    std::atomic<size_t> n_deferred_{0};
+    std::atomic<bool> has_passed_{false};  // whether there was a pass
     Buffer cache_;      // [block of cells][layer][K, V][head][cell]: what is not used yet is not touched
     std::vector<Plane> planes_;
     std::vector<size_t> first_plane_;  // of each layer

@@ -10,6 +10,8 @@
 namespace stretto {
 
 void Decoder::forward(const Input& input, float* out, bool hidden, float* peaks) {
+    const Turn turn(&pool_);
+    has_passed_ = true;
     make_blocks_present(input);
     Plan plan;
     make_plan(plan, input, out, hidden, peaks);

@@ -12,6 +12,7 @@ void Decoder::project(size_t projection, const float* x, size_t n, float* out) {
     const ProjectionConfig& config = config_.projections[projection];
     const ProjectionWeights& w = model_.projections[projection];
     if (!n) return;
+    const Turn turn(&pool_);
     const size_t columns = columns_of(precision_) * n, lanes = kernels_->lanes(columns);
     Quantized quantized;
     ProductScratch scratch;

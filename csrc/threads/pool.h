@@ -6,11 +6,14 @@
 //
 // A forked child has no threads but the one that forked. A pool that was made before throws there instead of waiting for
 // the others, and its end waits for none.
+//
+// One thread at a time may run jobs. Where several want to, they hold a `Turn`.
 #pragma once
 
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -40,6 +43,7 @@ public:
     void barrier(int thread);
 
 private:
+    friend class Turn;
     // What a thread has for itself, on cache lines of its own.
     struct alignas(64) Worker {
         Signal job;                    // counts those it has been given
@@ -68,6 +72,26 @@ private:
     int rounds_ = 0;                      // that a barrier of all threads takes
     Signal running_;                      // workers that have not finished the job
     std::atomic<bool> stop_{false};
+    std::mutex now_, next_;               // of turns: who has one, and who gets the next
+};
+
+// Keeps a pool, if there is one, for one thread while it lives. Whoever waits gets it next, also from a thread that asks
+// for another turn as soon as its own is over.
+class Turn {
+public:
+    explicit Turn(Pool* pool) : pool_(pool && !pool->is_forked() ? pool : nullptr) {
+        if (!pool_) return;
+        const std::lock_guard<std::mutex> first(pool_->next_);
+        pool_->now_.lock();
+    }
+    ~Turn() {
+        if (pool_) pool_->now_.unlock();
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+private:
+    Pool* pool_;  // null in a forked child, where nobody is left who would end a turn that was taken before
 };
 
 }  // namespace stretto

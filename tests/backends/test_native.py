@@ -512,3 +512,66 @@ def test_ctrl_c_in_a_long_prefill(smollm2_path):
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+# -- weights that are packed between passes --
+
+
+@pytest.fixture
+def deferred(monkeypatch):
+    monkeypatch.setattr(native_weights, "DEFERRED_BYTES", 0)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "qwen3moe"])
+def test_deferred_weights_have_the_same_bits(name, threads, deferred, monkeypatch):
+    text = np.random.default_rng(1).integers(0, 96, 40).tolist()
+    monkeypatch.setattr(native_weights.Packing, "start", lambda packing: None)
+    backend = tiny_native(name, threads=threads)
+    n_matrices, size = backend.decoder.n_deferred, backend.decoder.weight_bytes
+    assert n_matrices
+    unpacked = text_logits(backend, text)
+    monkeypatch.undo()
+    backend._packing.start()
+    beside = text_logits(backend, text)  # while the thread packs, or after it
+    backend.settle()
+    packed = text_logits(backend, text)
+    assert backend.decoder.n_deferred == 0
+    eager = tiny_native(name, threads=threads)
+    assert eager.decoder.n_deferred == 0
+    assert eager.decoder.weight_bytes == size
+    for rows in (unpacked, beside, packed):
+        np.testing.assert_array_equal(rows, text_logits(eager, text))
+
+
+def test_a_model_answers_while_it_is_packed(smollm2_path, deferred, monkeypatch):
+    options = {"max_tokens": 12, "temperature": 0}
+    with stretto.load(smollm2_path, threads=2, cells=256) as llm:
+        text = llm.generate("The capital of France is", **options).text
+        llm.backend.settle()
+        assert llm.backend.decoder.n_deferred == 0
+        llm.cache.clear()
+        assert llm.generate("The capital of France is", **options).text == text
+    monkeypatch.undo()
+    with stretto.load(smollm2_path, threads=2, cells=256) as llm:
+        assert llm.generate("The capital of France is", **options).text == text
+
+
+def test_a_model_may_be_closed_while_it_is_packed(smollm2_path, deferred):
+    threads = threading.active_count()
+    for _ in range(3):
+        stretto.load(smollm2_path, threads=2, cells=64).close()
+        assert threading.active_count() == threads
+
+
+def test_a_process_may_end_while_a_model_is_packed(smollm2_path):
+    code = (
+        "import sys, stretto\n"
+        "from stretto.backends import native_weights\n"
+        "native_weights.DEFERRED_BYTES = 0\n"
+        "llm = stretto.load(sys.argv[1], threads=2, cells=64)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(smollm2_path)], capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -41,6 +41,7 @@ __all__ = [
     "Prepares",
     "Projects",
     "SamplesRows",
+    "Settles",
 ]
 
 
@@ -314,6 +315,15 @@ class Prepares(Protocol):
 
         Never raises for what is wrong with one draw: its row's `sample` does.
         """
+        ...
+
+
+@runtime_checkable
+class Settles(Protocol):
+    """The part of a backend that runs before its weights are where they are to stay."""
+
+    def settle(self) -> None:
+        """Wait until they are: from then on passes take as long as they always will."""
         ...
 
 

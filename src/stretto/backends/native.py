@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 from stretto import _native
 from stretto.backends.base import Batch, Capabilities, Decoding, DeviceRow, FusedRun, LoRA
 from stretto.backends.batch import find_changes, make_scales
-from stretto.backends.native_weights import FLOATS, as_bytes, checked_spec, load_weights, narrowest
+from stretto.backends.native_weights import (
+    FLOATS,
+    Packing,
+    as_bytes,
+    checked_spec,
+    load_weights,
+    narrowest,
+)
 from stretto.errors import InvalidRequest
 from stretto.hardware import kernel_sets
 from stretto.models.spec import ModelSpec
@@ -76,6 +83,7 @@ class NativeBackend:
         self.cell_layout = f"{layout}, {spec.kv_layout}"
         is_shared = placement is not None and placement.shared
         formats = load_weights(self.decoder, file, spec, repack, is_shared)
+        self._packing = Packing(self.decoder, file) if self.decoder.n_deferred else None
         self._quantized = {  # matrices that are multiplied with activations of 8 bits
             name for name, kind in formats.items() if kind not in FLOATS and precision == "standard"
         }
@@ -252,8 +260,15 @@ class NativeBackend:
         """Write the states of `slots`, in the format of `read_slots`."""
         self._open.write_slots(slots, data)
 
+    def settle(self) -> None:
+        """Wait until all weights are packed, which they are soon after loading."""
+        if self._packing is not None:
+            self._packing.wait()
+
     def close(self) -> None:
         """Free weights, cache and threads."""
+        if self._packing is not None:
+            self._packing.stop()
         self.decoder = None
 
     @property

@@ -1,13 +1,15 @@
 """Weights as the native decoder takes them.
 
-They are packed on loading into the layout the kernels want, a piece at a time, without losing a bit. With
-`repack=False` kernels read the rows of the file where they are mapped: a little slower, the same bits, for
-files larger than memory. With `repack="shared"` they are packed into a file that all processes map
-(weights/packed_file.py). Matrices of adapters come in a format that suits the matrix they change.
+They are packed into the layout the kernels want, a piece at a time, without losing a bit: on loading, or if
+there are many, between passes (`Packing`). With `repack=False` kernels read the rows of the file where they
+are mapped: slower in decoding, the same bits, for files larger than memory. With `repack="shared"` they are
+packed into a file that all processes map (weights/packed_file.py). Matrices of adapters come in a format that
+suits the matrix they change.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
@@ -26,7 +28,9 @@ from stretto.weights.adapters import Pair
 from stretto.weights.formats import Format, quantize
 from stretto.weights.gguf import GGUF
 from stretto.weights.hub.store import Store
+from stretto.weights.mapped import check_maps, list_maps
 from stretto.weights.packed_file import PackedMatrix, packed_file
+from stretto.weights.tensor import Tensor
 
 # A model's spec as the native code takes it: dictionaries, which csrc/bindings/config.cpp reads.
 
@@ -79,6 +83,7 @@ Shape = tuple[str, int, int]  # of a matrix: its name, rows and columns
 
 PANEL_ROWS = 16  # that are packed together
 PIECE_BYTES = 8 << 20  # of a matrix that are packed at a time
+DEFERRED_BYTES = 256 << 20  # of a file; larger ones are packed while the model can be used already
 
 # Tensors of which only rows are read, one for each token: they stay in the file.
 LOOKED_UP = frozenset({"per_layer_token_embd", "position_embd"})
@@ -102,6 +107,7 @@ def load_weights(
     file.read_ahead(True)
     wanted = [(name, rows, columns) for name, rows, columns in tensors if columns]
     mapped: dict[str, PackedMatrix] = {}
+    is_deferred = file.nbytes >= DEFERRED_BYTES and not file.quantised_as
     if is_shared:
         packed = [shape for shape in wanted if repack and shape[0] not in looked_up]
         mapped = shared_matrices(file, lambda: _pack_apart(decoder.threads, file, spec, matrices, packed))
@@ -114,8 +120,44 @@ def load_weights(
         else:
             found = matrices.rows(name, rows)
             formats[name] = found.format
-            _set_matrix(decoder, file, found, name, columns, repack and name not in looked_up)
+            _set_matrix(decoder, file, found, name, columns, repack and name not in looked_up, is_deferred)
     return formats
+
+
+class Packing:
+    """Packs the deferred matrices of a decoder in a thread, in turns with passes.
+
+    Until a matrix has been packed, passes read its rows in the file; the bits are the same.
+    """
+
+    def __init__(self, decoder: _native.Decoder, file: GGUF) -> None:
+        self._stop = np.zeros(1, np.uint8)
+        self._file: GGUF | None = file
+        self._thread = threading.Thread(
+            target=self._run, args=(decoder, file), name="stretto-packing", daemon=True
+        )
+        self.start()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def _run(self, decoder: _native.Decoder, file: GGUF) -> None:
+        with suppress(MemoryError, ModelError):  # what is left stays in the file, and a broken file known
+            decoder.pack_deferred(self._stop)
+            file.forget()
+            check_maps(list_maps(file.files))
+            self._file = None
+
+    def wait(self) -> None:
+        """Wait until all are packed."""
+        self._thread.join()
+
+    def stop(self) -> None:
+        """Leave the rest as it is."""
+        self._stop[0] = 1
+        if self._thread is not threading.current_thread():
+            self._thread.join()
 
 
 def _pack_apart(
@@ -130,11 +172,18 @@ def _pack_apart(
 
 
 def _set_matrix(
-    decoder: _native.Decoder, file: GGUF, rows: Rows, name: str, columns: int, repack: bool
+    decoder: _native.Decoder,
+    file: GGUF,
+    rows: Rows,
+    name: str,
+    columns: int,
+    repack: bool,
+    is_deferred: bool = False,
 ) -> None:
     """Rows of the file, as a matrix of a decoder.
 
-    They are packed piece by piece, and each piece's pages freed: the file is never in memory twice.
+    They are packed piece by piece, and each piece's pages freed: the file is never in memory twice. If that
+    is deferred, pages are freed matrix by matrix, and passes may bring others back.
     """
     if rows.tensor.format not in PACKABLE:
         raise ModelError(
@@ -147,6 +196,9 @@ def _set_matrix(
     code = rows.format.value
     if not repack:
         decoder.set_unpacked(name, code, n, columns, rows.data.reshape(-1))
+        return
+    if is_deferred and type(rows.tensor) is Tensor and not rows.is_copy:  # others are made when they are read
+        decoder.defer(name, code, n, columns, rows.data.reshape(-1))
         return
     step = max(PANEL_ROWS, PIECE_BYTES // nbytes // PANEL_ROWS * PANEL_ROWS)
     for at in range(0, n, step):

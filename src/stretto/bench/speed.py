@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 
+from stretto.backends.base import Settles
 from stretto.bench.limits import Cost, Limit, Machine, cache_bytes, limit
 from stretto.errors import InvalidRequest
 from stretto.llm import LLM
@@ -124,6 +125,8 @@ class _Tests:
 
     def __iter__(self) -> Iterator[tuple[Row, Callable[[], float]]]:
         llm, n, prompt, depth = self.llm, self.plan.tokens, self.plan.prompt, self.plan.depth
+        if isinstance(llm.backend, Settles):
+            llm.backend.settle()
         llm.generate(self._ids(min(32, prompt)), max_tokens=2, ignore_eos=True)  # warms up
         yield Row(f"pp{prompt}", "greedy", "llm.generate", prompt, prompt, 1, prompt), self._prefill
         for sampling in TEMPERATURES:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import Backend, Batch, Decoding, DeviceRow
+from stretto.backends.base import Backend, Batch, Decoding, DeviceRow, Settles
 from stretto.cache.cells import Cells
 from stretto.cache.slots import Moves, Slots
 from stretto.errors import StrettoError
@@ -67,6 +67,8 @@ def measure(backend: Backend, tokens: Sequence[int], seconds: float) -> Sample:
     The text and the first steps are not timed. Rows that are on a device are sampled there, as in use. It
     must be called before the backend is used: cells that others hold would be overwritten.
     """
+    if isinstance(backend, Settles):
+        backend.settle()
     if backend.spec.is_encoder:
         return _measure_encoder(backend, tokens, seconds)
     slots = Slots(backend.n_slots, 0, backend.spec.recurrent) if backend.n_slots else None

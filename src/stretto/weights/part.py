@@ -26,7 +26,7 @@ class MappedFile:
 
     def forget(self, tensor: Tensor | None = None, end: int | None = None) -> None:
         """Let the system evict the pages of a tensor, up to byte `end` of it, or of the whole file."""
-        first, last = 0, self.buffer.nbytes
+        first, last = 0, len(self._map)
         if tensor is not None:
             stop = tensor.offset + (tensor.nbytes if end is None else end)
             first = tensor.offset // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
