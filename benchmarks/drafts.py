@@ -1,7 +1,7 @@
 """Prompt lookup against plain decoding, in lines and in trees: how it copies, edits code, and writes prose.
 
     python benchmarks/drafts.py --rounds 8 --threads 2
-    python benchmarks/drafts.py --model qwen2.5-coder-1.5b --small qwen2.5-coder-0.5b --kinds programs
+    python benchmarks/drafts.py --model qwen2.5-coder-1.5b --small qwen2.5-coder-0.5b --kinds Python
 
 With `--small` a smaller model drafts, as `--ways` say: so many tokens, of at least such a probability.
 
@@ -14,6 +14,7 @@ a file of benchmarks/raw that is named after the CPU.
 import argparse
 import json
 import re
+import shlex
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -57,8 +58,8 @@ RECORDS = "[\n" + "".join(
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 TASKS = [
     "Write a Python class for a binary search tree with insert, delete and in-order traversal.",
-    "Write a C function that reverses a singly linked list, and a main function that tests it.",
     "Write a Python script that reads a CSV file and prints the mean of each numeric column, without pandas.",
+    "Write a C function that reverses a singly linked list, and a main function that tests it.",
     "Write a JavaScript debounce function with unit tests in Jest.",
 ]
 COPIED = f"A letter:\n\n{LETTER}\n\nThe same letter again, word for word:\n\n"
@@ -67,7 +68,8 @@ PROMPTS = {
     "copying": [COPIED + LETTER[:40], COPIED + LETTER[: LETTER.index("In the")]],
     "code editing": [EDITED, EDITED + CODE[30:90]],
     "records": [RECORDS, RECORDS.replace("Paris", "Rome")],
-    "programs": [CHAT.format(task) for task in TASKS],
+    "Python": [CHAT.format(task) for task in TASKS[:2]],
+    "C, JavaScript": [CHAT.format(task) for task in TASKS[2:]],
     "prose": [
         "Once upon a time, in a village by the sea, there lived an old sailor who",
         "The history of astronomy begins long before telescopes. The first people who looked at the sky",
@@ -182,7 +184,7 @@ def main():
         f"--tokens {args.tokens}"
     )
     if args.small:
-        command += f" --small {args.small} --kinds {' '.join(PROMPTS)}"
+        command += f" --small {args.small} --kinds {shlex.join(PROMPTS)}"
     found = {"command": command, "cpu": cpu_name(), "samples": samples}
     args.out.write_text(json.dumps(found, indent=1) + "\n")
     print(f"`{command}`\n")

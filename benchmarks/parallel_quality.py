@@ -9,7 +9,8 @@ the whole line that is generated; for comparison, the choices are also scored as
 is the number of rows that the model computed behind the prompt, for each token of the text. Seeds are fixed;
 intervals are 95 % of a bootstrap over prompts.
 
-`--ways` and `--parts` measure some again and keep the rest of the file; it is written after each way. Then
+`--ways` and `--parts` measure some again and keep the rest of the file; it is written after each way. A model
+that takes longer gets fewer prompts: `--models qwen2.5-coder-1.5b --first 8`, and a file of its own. Then
 `python scripts/doc_figures.py` and `python scripts/doc_pictures.py` fill the tables and draw the plots.
 """
 
@@ -26,6 +27,7 @@ from parallel import PROMPTS, interval
 from stretto.evaluation.choices import Question, read_questions, score_choices
 
 MODELS = "smollm2", "gemma3-270m"
+JUDGES = {"smollm2": "gemma3-270m", "gemma3-270m": "smollm2", "qwen2.5-coder-1.5b": "gemma3-270m"}
 TOKENS = 24
 PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 SETS = {
@@ -92,12 +94,13 @@ def own_score(llm, prompt, tokens):
     return float(llm.score([*prompt, *tokens])[len(prompt) - 1 :].sum())
 
 
-def texts(llm, judge, decode):
+def texts(llm, judge, decode, first):
     """Continuations of the prompts, judged by the model itself and by another one."""
     own, other, distinct, wider, compute, examples = [], [], [], [], [], []
-    prompts = [llm.tokenizer.encode(opening, special=True) for opening in PROMPTS]
+    openings = PROMPTS[:first]
+    prompts = [llm.tokenizer.encode(opening, special=True) for opening in openings]
     decoded = decode(llm, prompts, max_tokens=TOKENS)
-    for opening, prompt, (tokens, rows, share) in zip(PROMPTS, prompts, decoded, strict=True):
+    for opening, prompt, (tokens, rows, share) in zip(openings, prompts, decoded, strict=True):
         text = llm.tokenizer.decode(tokens)
         own.append(-own_score(llm, prompt, tokens) / len(tokens))
         before = judge.tokenizer.encode(opening, special=True)
@@ -182,7 +185,7 @@ def bootstrap(values):
     return interval(values, np.random.default_rng(0))
 
 
-def measure(llm, judge, parts, names, kept, save):
+def measure(llm, judge, parts, names, first, kept, save):
     """Fill `kept` with the parts for each of the ways, and save after each."""
     kept.setdefault("texts", {})
     kept.setdefault("tasks", {})
@@ -192,9 +195,9 @@ def measure(llm, judge, parts, names, kept, save):
             tasks |= {"choices": packed(llm)} if "choices" in parts else {}
         else:
             decode = ways()[name]
-            tasks |= {part: task(llm, TASKS[part](), decode) for part in parts if part in TASKS}
+            tasks |= {part: task(llm, TASKS[part]()[:first], decode) for part in parts if part in TASKS}
             if "texts" in parts:
-                kept["texts"][name] = texts(llm, judge, decode)
+                kept["texts"][name] = texts(llm, judge, decode, first)
         for part in ("texts", "tasks"):
             kept[part] = {way: kept[part][way] for way in (*ways(), PACKED) if kept[part].get(way)}
         save()
@@ -213,19 +216,21 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = [*ways(), PACKED]
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--models", nargs="+", choices=JUDGES, default=MODELS)
     parser.add_argument("--ways", nargs="+", choices=names, metavar="NAME", default=names)
     parser.add_argument("--parts", nargs="+", choices=["texts", *TASKS], default=["texts", *TASKS])
+    parser.add_argument("--first", type=int, help="so many prompts and questions only")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     found = json.loads(args.out.read_text("utf-8")) if args.out and args.out.exists() else {}
-    llms = {name: stretto.load(name, threads=args.threads, cells=4096) for name in MODELS}
+    wanted = {*args.models, *(JUDGES[name] for name in args.models)}
+    llms = {name: stretto.load(name, threads=args.threads, cells=4096) for name in wanted}
     for name in args.models:
-        judge = next(other for which, other in llms.items() if which != name)
+        judge = llms[JUDGES[name]]
         kept = found.setdefault(name, {})
         save = (lambda: write(args.out, found)) if args.out else (lambda: None)
-        measure(llms[name], judge, args.parts, args.ways, kept, save)
+        measure(llms[name], judge, args.parts, args.ways, args.first, kept, save)
 
 
 if __name__ == "__main__":

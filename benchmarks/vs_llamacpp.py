@@ -67,8 +67,12 @@ def tests(args):
         Test(QWEN2, f"decode {n}", decode, n),
         Test(CODER, f"decode {n}", decode, n),
         Test(CODER, f"prefill {args.prompt}", prefill, args.prompt),
+        Test(CODER, "prefill 4096", {"do": "prefill", "prompt": 4096}, 4096, [{"flash": True}]),
         Test(CODER, f"{name} f16", deep, n),
+        Test(CODER, "decode at depth 8192, K/V f16", {**decode, "depth": 8192}, n, [{"flash": True}]),
         Test(CODER, f"{args.sequences} sequences", batch, n * args.sequences),
+        Test(CODER, "load", {"do": "load_only"}, 0, fresh=True),
+        Test(CODER, "load to first token", first, 0, fresh=True),
     ]
     found[3].ways.append({"flash": True, "kv": "q8"})  # 8 bits for both, and f16 if that is faster for them
     wanted = [test for test in found if not args.only or re.search(args.only, f"{test.model} {test.name}")]

@@ -10,7 +10,7 @@ from functools import cache
 
 import llama_cpp as lc
 import numpy as np
-from lines import Stopwatch, serve
+from lines import Stopwatch, resident_bytes, serve
 
 TYPES = {"f16": lc.GGML_TYPE_F16, "q8": lc.GGML_TYPE_Q8_0}
 BATCH, MICRO_BATCH = 2048, 512  # its defaults
@@ -102,7 +102,7 @@ def quantize(model, to):
 def prefill(model, threads, prompt, seed, flash=False, kv="f16", warm=False):
     c = context(model, threads, flash, kv, prompt + 1)
     lc.llama_memory_clear(c.memory, True)
-    tokens = c.ids(prompt, seed)
+    tokens = c.ids(min(prompt, 64) if warm else prompt, seed)
     with Stopwatch() as watch:
         c.prompt(tokens)
     return watch.answer
@@ -163,9 +163,20 @@ def first_token(model, threads, text, seed, flash=False, warm=False):
         c.prompt(list(ids[:count]))
         logits = lc.llama_get_logits_ith(c.handle, -1)
         best = int(np.ctypeslib.as_array(logits, (c.n_vocab,)).argmax())
+    nbytes = resident_bytes()
     c.close()
     lc.llama_model_free(loaded)
-    return {**watch.answer, "token": best}
+    return {**watch.answer, "token": best, "bytes": nbytes}
+
+
+def load_only(model, threads, seed, flash=False, warm=False):
+    """From nothing to a model and a context that take calls."""
+    with Stopwatch() as watch:
+        loaded = load_model(model)
+        c = Context(loaded, threads, flash, "f16", 8192)
+    c.close()
+    lc.llama_model_free(loaded)
+    return watch.answer
 
 
 def close():
@@ -178,5 +189,5 @@ def close():
 
 
 if __name__ == "__main__":
-    jobs = (about, quantize, prefill, decode, batch, mixed, first_token, close)
+    jobs = (about, quantize, prefill, decode, batch, mixed, first_token, load_only, close)
     serve({function.__name__: function for function in jobs})

@@ -54,6 +54,11 @@ def markdown(document):
         spread = f"{min(row['ratios']):.2f} – {max(row['ratios']):.2f}"
         figures = f"{row['ours']:.1f} | {row['peer']:.1f} | **{row['ratio']:.2f}** | {spread} | {flash}"
         yield f"| {' | '.join(row['cells'])} | {figures} |"
+    for test in dict.fromkeys((sample["model"], sample["test"]) for sample in document["samples"]):
+        taken = [s for s in document["samples"] if (s["model"], s["test"]) == test and "bytes" in s["ours"]]
+        if taken:
+            ours, peer = (median(s[side]["bytes"] for s in taken) / 1e6 for side in ("ours", "peer"))
+            yield f"\n{', '.join(test)}: {ours:,.0f} MB of memory then, llama.cpp {peer:,.0f} MB."
     answers = [sample[side] for sample in document["samples"] for side in ("ours", "peer")]
     idle = max(1e3 * answer["idle_cpu"] for answer in answers)
     yield ""

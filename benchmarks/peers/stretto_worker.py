@@ -5,7 +5,7 @@ import random
 from contextlib import ExitStack
 from functools import cache
 
-from lines import Stopwatch, serve
+from lines import Stopwatch, resident_bytes, serve
 
 import stretto
 
@@ -41,7 +41,7 @@ def about():
 
 def prefill(model, threads, prompt, seed, kv="f16", warm=False):
     llm = load(model, threads, kv, 2 * prompt)
-    tokens = ids(llm, prompt, seed)
+    tokens = ids(llm, min(prompt, 64) if warm else prompt, seed)
     with Stopwatch() as watch:
         llm.generate(tokens, max_tokens=1, temperature=0, ignore_eos=True)
     return watch.answer
@@ -87,6 +87,16 @@ def first_token(model, threads, text, seed, warm=False):
     with Stopwatch() as watch:
         llm = stretto.load(model, threads=threads)
         next(iter(llm.stream(text, temperature=0, ignore_eos=True)))
+    llm.backend.settle()
+    answer = {**watch.answer, "bytes": resident_bytes()}
+    llm.close()
+    return answer
+
+
+def load_only(model, threads, seed, warm=False):
+    """From nothing to a model that takes calls."""
+    with Stopwatch() as watch:
+        llm = stretto.load(model, threads=threads)
     llm.close()
     return watch.answer
 
@@ -99,4 +109,9 @@ def close():
 
 
 if __name__ == "__main__":
-    serve({function.__name__: function for function in (about, prefill, decode, batch, first_token, close)})
+    serve(
+        {
+            function.__name__: function
+            for function in (about, prefill, decode, batch, first_token, load_only, close)
+        }
+    )
