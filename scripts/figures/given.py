@@ -26,6 +26,7 @@ GIVEN: dict[str, dict[str, tuple[str, ...]]] = {
             "28 seconds",
             "30 seconds",
             "64 seconds",
+            "60 %",
             "6.5 tokens a second",
             "192",
         ),
