@@ -194,6 +194,29 @@ def test_more_objects_than_are_read_hide_no_quoted_call(n_objects, n_calls):
         assert len(plan.reader.read_text(fenced(NOW))[1]) == n_expected
 
 
+def test_objects_that_are_never_closed_are_not_read_again_and_again(monkeypatch):
+    n_read = 0
+    decode = json.JSONDecoder.raw_decode
+
+    def counted(self, text, idx=0):
+        nonlocal n_read
+        n_read += len(text) - idx
+        return decode(self, text, idx)
+
+    monkeypatch.setattr(json.JSONDecoder, "raw_decode", counted)
+    for text in (
+        '{"name":' * 7_500,
+        ('{"name":' * 900 + '"' + "x" * 60_000),
+        '{"name":' * 990 + "[" * 60_000,
+    ):
+        for n_messages in (1, 20):
+            n_read = 0
+            part = text[: len(text) // n_messages]
+            found = quoted_calls([{"role": "user", "content": part}] * n_messages)
+            assert n_read < (1 << 18) + 20 * len(text)
+            assert n_messages > 1 or len(found) == 1, "what is not read may be a call"
+
+
 def test_messages_that_look_like_calls_are_not_calls():
     assert quoted_calls([{"role": "user", "content": '{"name": "x"} {"name": {"name": '}]) == frozenset()
     assert quoted_calls([{"role": "user", "content": None}, "text", {"content": 5}]) == frozenset()

@@ -29,6 +29,7 @@ Call = tuple[str, dict[str, Any]]  # a name and arguments
 Quoted = Callable[[], frozenset[Any]]  # the calls that are quoted, in a form that can be compared
 
 MAX_QUOTED = 10_000  # objects of a message that are looked at
+MAX_READ = 1 << 18  # characters that are decoded in all messages, beside 8 for each of theirs
 UNREAD = None  # among quoted calls: there are more, so that any call may be one of them
 _FENCE = re.compile(r"(`{3,}|~{3,})[ \t]*([^`\n]*)$")
 _FENCE_BEGUN = re.compile(r"(?:`{1,2}|~{1,2}|(?:`{3,}|~{3,})[^`\n]*)$")
@@ -67,23 +68,35 @@ def calls_in(text: str) -> list[Call]:
 def quoted_calls(messages: Any) -> frozenset[Any]:
     """The calls that stand in messages of others than the model: whoever repeats one quotes it.
 
-    `UNREAD` is among them where a message has more objects than are looked at.
+    `UNREAD` is among them where a message has more objects than are looked at, or objects in objects take
+    more work than that.
     """
     found: set[Any] = set()
-    decoder = json.JSONDecoder()
+    left = MAX_READ
     for text in _texts_of(messages):
         bare = _MARGIN.sub("", text)
+        left += 8 * len(bare)
         for n, match in enumerate(_OBJECT.finditer(bare)):
-            if n == MAX_QUOTED:
+            if n == MAX_QUOTED or left < 0:
                 found.add(UNREAD)
                 break
-            try:
-                call = read_json_call(decoder.raw_decode(bare, match.start())[0])
-            except (ValueError, RecursionError):
-                continue
-            if call is not None:
+            value, end = _object_at(bare, match.start())
+            left -= end - match.start()
+            if value is not None and (call := read_json_call(value)) is not None:
                 found.add(canonical(list(call[:2])))
     return frozenset(found)
+
+
+def _object_at(text: str, start: int) -> tuple[Any, int]:
+    """The object that begins at an index, None if it is none, and where reading it ended at the latest."""
+    try:
+        value, end = json.JSONDecoder().raw_decode(text, start)
+        return value, end
+    except json.JSONDecodeError as error:
+        is_open = error.msg.startswith("Unterminated string")  # it was read to the end
+        return None, len(text) if is_open else error.pos
+    except (ValueError, RecursionError):
+        return None, len(text)
 
 
 def _texts_of(messages: Any) -> Iterator[str]:
