@@ -253,8 +253,8 @@ def test_numbers_that_are_no_multiples(schema):
 @pytest.mark.parametrize(
     "schema",
     [
-        {"type": "integer", "not": {"multipleOf": 2}},
-        {"type": "integer", "minimum": 0, "not": {"multipleOf": 2}},
+        {"not": {"multipleOf": 2}},
+        {"type": ["integer", "null"], "minimum": 0, "not": {"multipleOf": 2}},
         {"minimum": 0, "maximum": 9, "not": {"multipleOf": 2.5}},
         {"minimum": 0, "maximum": 9.5, "not": {"multipleOf": 2}},
         {"minimum": 0, "maximum": 1e9, "not": {"multipleOf": 2}},
@@ -263,3 +263,103 @@ def test_numbers_that_are_no_multiples(schema):
 def test_multiples_without_bounds_have_no_opposite(schema):
     with pytest.raises(InvalidGrammar, match="#/not/multipleOf"):
         Grammar.json(schema)
+
+
+KINDS = "abcdefghijkl"
+BY_KIND = {
+    "type": "object",
+    "properties": {"kind": {"type": "string"}, "v": {}},
+    "allOf": [
+        {
+            "if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]},
+            "then": {"properties": {"v": {"anyOf": [{"const": 1}, {"const": kind}]}}, "required": ["v"]},
+            **({"else": {"properties": {"v": {"not": {"const": f"not {kind}"}}}}} if kind in "ab" else {}),
+        }
+        for kind in KINDS
+    ],
+}
+BY_OPTIONAL_KIND = {
+    "type": "object",
+    "properties": {"kind": {}, "v": {}},
+    "oneOf": [
+        {"properties": {"kind": {"enum": [kind]}}, "required": ["v"][: index % 2]}
+        for index, kind in enumerate(KINDS[:6])
+    ],
+}
+OF_KINDS = [
+    {"kind": kind, **value}
+    for kind in ("a", "b", "l", "m", 1)
+    for value in ({}, {"v": 1}, {"v": "a"}, {"v": "not a"}, {"v": "not b"})
+] + [{}, {"v": 1}, {"v": "not a"}, "a", 1]
+
+
+@pytest.mark.parametrize("schema", [BY_KIND, BY_OPTIONAL_KIND], ids=["if", "oneOf"])
+def test_many_conditions_on_one_property_are_one_choice(schema):
+    check(schema, OF_KINDS)
+
+
+def test_conditions_on_one_property_of_other_forms():
+    for condition in (
+        {"properties": {"kind": {"enum": ["a", "b"]}}},
+        {"properties": {"kind": {"const": "a"}}},
+    ):
+        given = [{"if": condition, "then": {"required": ["v"]}}, *BY_KIND["allOf"][:5]]
+        rest = {**BY_KIND, "allOf": given}
+        check(rest, OF_KINDS)
+        check({key: value for key, value in rest.items() if key != "type"}, OF_KINDS)
+
+
+COUNTED = [
+    {"minProperties": 2},
+    {"minProperties": 2, "additionalProperties": {"const": "x"}},
+    {"minProperties": 3, "required": ["a"]},
+    {"minProperties": 1, "maxProperties": 2, "required": ["x"]},
+    {"maxProperties": 1, "patternProperties": {"^aa": {"type": "integer"}}},
+]
+
+
+@pytest.mark.parametrize("schema", COUNTED, ids=json.dumps)
+def test_properties_of_open_objects_are_counted(schema):
+    named = {"a": {"type": "integer"}, "id": {}}
+    check({"type": "object", "properties": named, **schema}, OBJECTS)
+
+
+MULTIPLES = [
+    {
+        "type": "integer",
+        "minimum": -4,
+        "maximum": 30,
+        "not": {"anyOf": [{"multipleOf": 2}, {"multipleOf": 3}]},
+    },
+    {"type": "integer", "oneOf": [{"multipleOf": 4}, {"multipleOf": 6}, {"enum": [7, 12, "x"]}]},
+    {"type": "number", "minimum": 1, "allOf": [{"multipleOf": 6}, {"not": {"multipleOf": 4}}]},
+    {"enum": [3, 4, 15], "not": {"allOf": [{"multipleOf": 5}], "minimum": 0}},
+    {"type": "number", "exclusiveMinimum": 0, "not": {"multipleOf": 5}},
+]
+
+
+@pytest.mark.parametrize("schema", MULTIPLES, ids=json.dumps)
+def test_numbers_of_all_conditions_on_multiples(schema):
+    check(schema, [*range(-40, 41), 2.5, 7.25, 0, 1200 * 6, "x"])
+
+
+def test_of_endlessly_many_multiples_the_nearest_are_left_out():
+    guide = COMPILER.compile(Grammar.json({"type": "integer", "not": {"multipleOf": 3}})).guide()
+    assert [n for n in range(-300, 301) if accepts(guide, str(n))] == [n for n in range(-300, 301) if n % 3]
+    assert not accepts(guide, "3000000")
+
+
+def test_branches_whose_opposite_is_not_known_are_told_apart_by_the_rest():
+    tree = {"type": "object", "properties": {"next": {"$ref": "#/$defs/a"}, "v": {"type": "integer"}}}
+    schema = {"oneOf": [{"$ref": "#/$defs/a"}, {"required": ["w"], "type": "object"}], "$defs": {"a": tree}}
+    guide = COMPILER.compile(Grammar.json(schema)).guide()
+    validator = jsonschema.Draft202012Validator(schema)
+    values = [{}, {"v": 1}, {"v": 1, "w": 1}, {"v": "x", "w": 1}, {"next": {"v": 1}}, {"w": 1}, 3]
+    found = [accepts(guide, json.dumps(value)) for value in values]
+    assert found == [validator.is_valid(value) for value in values]
+
+
+def test_what_a_reference_leads_to_is_negated_for_the_values_beside_it():
+    named = {"not": {"propertyNames": {"not": {"pattern": "a"}}}}
+    schema = {"allOf": [{"$ref": "#/$defs/named"}, {"maxProperties": 1}], "$defs": {"named": named}}
+    check({"type": "object", **schema}, OBJECTS)

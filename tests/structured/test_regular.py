@@ -3,13 +3,33 @@
 import random
 import re
 import time
+from itertools import product
 
 import pytest
 
 from stretto import Grammar, InvalidGrammar
-from stretto.structured.automata import LAST, all_of, automaton, characters, has_empty, is_empty, repeat
+from stretto.structured.automata import (
+    LAST,
+    TooLarge,
+    all_of,
+    automaton,
+    characters,
+    has_empty,
+    has_text,
+    is_empty,
+    repeat,
+)
 from stretto.structured.places import NotExpressible
-from stretto.structured.regular import _node, complement, disjoint, region, without_looking
+from stretto.structured.regular import (
+    _node,
+    _Unknown,
+    complement,
+    disjoint,
+    matches,
+    move_anchors,
+    region,
+    without_looking,
+)
 
 TEXTS = [
     "",
@@ -183,6 +203,8 @@ def test_emptiness_as_the_automaton_of_all_states_says():
         "(((((a?){30}b?){30}c?){30}d?){30})$",
         "ab" * 3_999,
         "(a|[^b]|c*)+" * 600,
+        "(^a|b|(?=c).)" * 600,
+        "(" * 60 + "$|a" + "){0,8}" * 60,
     ],
     ids=lambda pattern: pattern[:20],
 )
@@ -199,3 +221,41 @@ def test_all_patterns_of_a_schema_share_a_bound_on_the_work():
     with pytest.raises(InvalidGrammar, match="oneOf"):
         Grammar.json({"oneOf": parts})
     assert time.process_time() - start < 10
+
+
+def inner_pattern(rng, depth):
+    """A pattern with anchors and look-ahead anywhere."""
+    kind = rng.random()
+    if depth == 0 or kind < 0.4:
+        return rng.choice(["a", "b", "[ab]", ".", "^", "$"])
+    if kind < 0.5:
+        return f"(?{rng.choice('=!')}{inner_pattern(rng, depth - 1)})"
+    if kind < 0.75:
+        return f"{inner_pattern(rng, depth - 1)}{inner_pattern(rng, depth - 1)}"
+    repetition = rng.choice(["", "*", "?", "{1,2}", "+", "{2}"])
+    return f"({inner_pattern(rng, depth - 1)}|{inner_pattern(rng, depth - 1)}){repetition}"
+
+
+def test_anchors_and_look_ahead_anywhere_mean_what_they_mean_in_python():
+    rng, n_known = random.Random(5), 0
+    texts = ["".join(letters) for n in range(5) for letters in product("ab", repeat=n)]
+    for _ in range(500):
+        pattern = inner_pattern(rng, 4)
+        try:
+            node = _node(pattern)
+        except (_Unknown, TooLarge):
+            continue
+        found = re.compile(pattern.replace("$", r"\Z"))
+        assert [has_text(node, text) for text in texts] == [found.search(text) is not None for text in texts]
+        n_known += 1
+    assert n_known > 350
+
+
+def test_patterns_that_the_parser_takes_are_not_rewritten():
+    plain = {"properties": {"a": {"pattern": "^a$|b|^c"}}, "patternProperties": {"(a|b){3}$": {}}}
+    assert move_anchors(plain) == plain
+    path = r"^(\/?((\.{2})|([a-z0-9\-]*))($|\/))*$"
+    moved = move_anchors({"pattern": path})["pattern"]
+    assert moved.count("$") == 1
+    for text in ("/a/../b", "a//", "a/B", "..", "/...", ""):
+        assert matches(moved, text, "#") == (re.search(path, text) is not None)

@@ -15,10 +15,17 @@ from typing import Any
 
 from stretto.errors import InvalidGrammar
 from stretto.structured.formats import FORMATS
-from stretto.structured.normalised import NEEDED, gather_strays, move_deep_parts, normalise_schema
+from stretto.structured.normalised import (
+    NEEDED,
+    gather_strays,
+    move_deep_parts,
+    normalise_schema,
+    without_descriptions,
+    without_neighbours,
+)
 from stretto.structured.overlap import Overlap
 from stretto.structured.patterns import with_ecma_patterns
-from stretto.structured.places import LISTS, MAPS, SINGLE, NotExpressible, Schema, resolve
+from stretto.structured.places import LISTS, MAPS, SINGLE, NotExpressible, Schema, is_old, resolve
 from stretto.structured.rewrite import SPECIAL, rewrite_schema
 from stretto.structured.workers import check_budget
 
@@ -111,6 +118,7 @@ def _dict(value: Any) -> dict[str, Any]:
 # the whole number (below zero the other way round). Such a range is refused.
 
 MAY_BE_WRONG = re.compile(r'"exclusiveM(?:in|ax)imum": ')
+MAX_NUMBER = (1 << 63) - 1024  # as a bound
 BOUNDS = "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"
 
 
@@ -136,6 +144,20 @@ def wrong_bound(overlap: Overlap, schema: dict[str, Any]) -> str | None:
     return None
 
 
+def narrow_bounds(schema: Schema) -> Schema:
+    """A schema whose numbers are not farther from 0 than the parser can count.
+
+    >>> narrow_bounds({"minimum": -(2**63)})
+    {'minimum': -9223372036854774784}
+    """
+    for _, part in _schemas(schema):
+        for key, sign in (("minimum", -1), ("exclusiveMinimum", -1), ("maximum", 1), ("exclusiveMaximum", 1)):
+            bound: Any = part.get(key)
+            if _is_number(bound) and bound * sign > MAX_NUMBER:
+                part[key] = sign * MAX_NUMBER
+    return schema
+
+
 def _types(schema: dict[str, Any]) -> list[str]:
     types = schema.get("type", [])
     return types if isinstance(types, list) else [types]
@@ -146,24 +168,38 @@ def _is_number(value: Any) -> bool:
 
 
 MAX_CHARACTERS = 256 << 10  # of a grammar
+MAX_DESCRIBED = 512 << 10  # of a JSON schema with its titles, descriptions and examples
 MAX_LARK_CHARACTERS = 64 << 10  # of a Lark grammar, whose rules may be combined more freely
 MAX_DEPTH = 100  # of brackets in a JSON schema
 OPTIONS_KEY = "x-guidance"  # settings of the library, hidden in a schema
 
+_DESCRIBED = re.compile('"(?:title|[dD]escription|[a-z]+Description|examples|\\$comment|default)": ')
 _SPECIAL = re.compile(rf'"({"|".join(sorted(SPECIAL))})"|\(\?[!=]')
 _TEXTS = re.compile(r'"(?:pattern|format)": ')
 _PATTERN = re.compile(r'"pattern(Properties)?": ')
 _TEMPERATURE = re.compile(r"^[ \t]*[?!]?[\w-]+(\.\d+)?[ \t]*\[[^\]]*\btemperature\b", re.MULTILINE)
 
 
-def check_size(text: str, name: str, param: str, most: int = MAX_CHARACTERS) -> None:
+def check_described(text: str) -> None:
+    """Raise for a schema that is too long even if much of it is descriptions, or no text."""
+    check_size(
+        text,
+        "the JSON schema",
+        "schema",
+        MAX_DESCRIBED,
+        f" beside what is not about values (and {MAX_DESCRIBED} with it)",
+    )
+
+
+def check_size(text: str, name: str, param: str, most: int = MAX_CHARACTERS, what: str = "") -> None:
     """Raise for a grammar that is too long, or no text; `name` is for the message, `param` the argument's."""
     if not isinstance(text, str):
         raise InvalidGrammar(f"{name} must be a text, not {text!r:.100}", param=param, value=text)
     if not text:
         raise InvalidGrammar(f"{name} is empty", param=param, value=text)
     if len(text) > most:
-        raise InvalidGrammar(f"{name} has {len(text)} characters; it may have {most}", param=param)
+        may = f"{MAX_CHARACTERS if what else most}{what}"
+        raise InvalidGrammar(f"{name} has {len(text)} characters; it may have {may}", param=param)
     if not text.isascii():
         try:
             text.encode()
@@ -196,7 +232,7 @@ def check_schema(schema: Any, documents: Mapping[str, Any] | None = None) -> str
     `documents` are schemas that it may refer to, by their URIs.
     """
     if isinstance(schema, str):
-        check_size(schema, "the JSON schema", "schema")
+        check_described(schema)
         try:
             schema = json.loads(schema)
         except RecursionError:
@@ -214,9 +250,18 @@ def check_schema(schema: Any, documents: Mapping[str, Any] | None = None) -> str
     for path, value in walk(schema):
         if isinstance(value, Mapping):
             _check_keys(path, value)
-    text = write_schema(schema)
+    text = _write(schema)
+    check_described(text)
+    if _DESCRIBED.search(text):
+        schema = without_descriptions(json.loads(text))
+        text = write_schema(schema)
+    check_size(text, "the JSON schema", "schema")
     if documents:
         documents = _checked(documents)
+    if '"$ref"' in text and "draft-0" in text and is_old(plain := json.loads(text)):
+        schema = without_neighbours(plain)
+        text = write_schema(schema)
+        documents = {uri: without_neighbours(part) for uri, part in (documents or {}).items()}
     if documents or NEEDED.search(text):
         schema = normalise_schema(json.loads(text), documents)
         text = write_schema(schema)
@@ -312,12 +357,16 @@ def with_options(text: str, options: str) -> str:
 
 def write_schema(schema: Any) -> str:
     """A schema as JSON, which is not too long."""
-    try:
-        text = json.dumps(schema, allow_nan=False, ensure_ascii=False, default=_plain)
-    except (TypeError, ValueError) as error:
-        raise InvalidGrammar(f"the JSON schema cannot be written as JSON: {error}", param="schema") from None
+    text = _write(schema)
     check_size(text, "the JSON schema", "schema")
     return text
+
+
+def _write(schema: Any) -> str:
+    try:
+        return json.dumps(schema, allow_nan=False, ensure_ascii=False, default=_plain)
+    except (TypeError, ValueError) as error:
+        raise InvalidGrammar(f"the JSON schema cannot be written as JSON: {error}", param="schema") from None
 
 
 def _schemas(root: Any) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -18,12 +18,13 @@ import numpy as np
 from stretto.errors import InvalidGrammar, InvalidRequest
 from stretto.hardware import fork_safety
 from stretto.structured.atoms import split_patterns
-from stretto.structured.checks import find_key, find_mentioned, with_options
+from stretto.structured.checks import find_key, find_mentioned, narrow_bounds, with_options
 from stretto.structured.decided import decide_cases
 from stretto.structured.grammar import Grammar, ascii_classes, choice_pattern
 from stretto.structured.guide import Guide, shorten_error
 from stretto.structured.merged import inline_references, merge_schemas
 from stretto.structured.quoting import with_plain_keys, with_quotable_patterns
+from stretto.structured.regular import move_anchors
 from stretto.structured.unique import UNIQUE_KEY, TokenTable, UniqueItems
 from stretto.structured.workers import WORKERS, Stopped, check_budget
 from stretto.text.tokenizer import Tokenizer
@@ -37,6 +38,7 @@ MAX_CACHED_GRAMMARS = 64
 # Sizes that the matcher may build, in its own units. The cost of a step grows with the square of how many
 # symbols of a grammar are active at once. In Lark that may be all, in a schema they are few.
 LIMITS: dict[str, Any] = {
+    "step_lexer_fuel": 1_000_000,  # for one token: some 70 ms
     "max_lexer_states": 50_000,  # about 1.5 kB each
     "max_grammar_size": 100_000,
     "verbose_errors": False,
@@ -56,9 +58,15 @@ NAMES = {
 REMADE: list[tuple[str, Callable[[Any], Any]]] = [
     ("circular references with sibling keys", inline_references),
     ("circular references with sibling keys", merge_schemas),
+    ("Failed to generate regex for", narrow_bounds),
+    ("lookarounds not supported", move_anchors),
     ("are not disjoint", split_patterns),
+    ("are not disjoint", merge_schemas),
     ("Unable to determine if regex is empty", decide_cases),
     ("Unable to determine if regex is empty", merge_schemas),
+    ("Unsatisfiable schema", merge_schemas),
+    ("intersection stack level exceeded", merge_schemas),
+    ("schema too large", merge_schemas),
 ]
 MAX_REMADE = 3  # times, one after the other
 
@@ -220,7 +228,10 @@ def _matcher(grammar: Grammar, tokenizer: LLTokenizer, n_remade: int = 0) -> LLM
     reason = matcher.get_error()
     for sign, remade in REMADE:
         if grammar.kind == "json" and sign in reason and n_remade < MAX_REMADE:
-            if (made := _remade(remade, grammar.text)) is False:
+            made = _remade(remade, grammar.text)
+            if made is False and "Unsatisfiable" in reason:
+                break  # it says where
+            if made is False:
                 raise _wrong(grammar, "no text fits it")
             text = json.dumps(made, ensure_ascii=False)
             if made is not None and text != grammar.text:

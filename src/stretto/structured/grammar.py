@@ -11,6 +11,7 @@ from typing import Any, Literal
 from stretto.errors import InvalidGrammar, wrong_value
 from stretto.structured.checks import (
     MAX_LARK_CHARACTERS,
+    check_described,
     check_lark,
     check_regex,
     check_schema,
@@ -131,7 +132,7 @@ class Grammar:
         For callers that must not wait: rewriting may take seconds.
         """
         text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
-        check_size(text, "the JSON schema", "schema")
+        check_described(text)
         return cls("schema", text, json.dumps(options))
 
     def prepared(self) -> Grammar:

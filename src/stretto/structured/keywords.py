@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import combinations, permutations, product
 from math import comb
 from typing import Any
@@ -11,19 +13,24 @@ from typing import Any
 from stretto.structured.negation import Negation, both, either
 from stretto.structured.overlap import TYPES, Overlap, are_equal, list_values, name_type
 from stretto.structured.patterns import other_texts
-from stretto.structured.places import NotExpressible, Schema, dereference, knows_prefix_items
+from stretto.structured.places import (
+    NotExpressible,
+    Schema,
+    dereference,
+    knows_prefix_items,
+    resolve,
+    walk_parts,
+)
 
 MAX_POSITIONS = 16  # among which the items stand that `contains` asks for
+FEW_POSITIONS = 4  # the same where these items have to contain some, and these others
 MAX_ARRAY_BRANCHES = 400  # that one keyword may become
 
 NO_ARRAY: Schema = {"type": [name for name in TYPES if name != "array"]}
 
 
-def contains(schema: dict[str, Any], negation: Negation, place: str) -> list[Schema]:
-    """What `contains`, `minContains` and `maxContains` ask for.
-
-    The items that are asked for stand among the first 16: this is the one rule that refuses texts that fit.
-    """
+def contains(schema: dict[str, Any], most: int, negation: Negation, place: str) -> list[Schema]:
+    """What `contains`, `minContains` and `maxContains` ask for: the items stand among the first `most`."""
     wanted: Schema = schema["contains"]
     low, high = int(schema.get("minContains", 1)), schema.get("maxContains")
     if wanted is True or wanted == {}:
@@ -32,11 +39,36 @@ def contains(schema: dict[str, Any], negation: Negation, place: str) -> list[Sch
         return []
     if high is not None and high < low:
         return [NO_ARRAY]
-    n = min(MAX_POSITIONS, int(schema.get("maxItems", MAX_POSITIONS)))
+    n = max(low, min(most, int(schema.get("maxItems", most))))
     if high is None:
         return [either([NO_ARRAY, *_at_least(wanted, low, n, place)])]
     other = negation.negate(wanted, place)
     return [either([NO_ARRAY, *_counted(wanted, other, low, int(high), n, place)])]
+
+
+def n_positions(root: Schema) -> int:
+    """Among how many items those stand that `contains` asks for: few, where it stands in itself twice."""
+
+    @cache
+    def depth_at(reference: str) -> int:
+        opened.add(reference)
+        found = depth(resolve(root, reference))
+        opened.discard(reference)
+        return found
+
+    def depth(schema: Any) -> int:
+        if not isinstance(schema, dict):
+            return 0
+        found = [depth(part) for _, _, part, _ in walk_parts(schema, "")]
+        if isinstance(reference := schema.get("$ref"), str):
+            found.append(depth_at(reference) if reference not in opened else 0)
+        return max(found, default=0) + ("contains" in schema)
+
+    opened: set[str] = set()
+    try:
+        return FEW_POSITIONS if '"contains"' in json.dumps(root) and depth(root) > 2 else MAX_POSITIONS
+    except RecursionError:
+        return FEW_POSITIONS
 
 
 def _at_least(wanted: Schema, low: int, n: int, place: str) -> Iterator[Schema]:
@@ -147,13 +179,34 @@ def counts(schema: dict[str, Any], place: str) -> list[Schema] | None:
     if low <= len(required) and high is None:
         return []
     is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
-    if not is_closed:
-        if low == len(required) + 1 and high is None and not required:
-            return [_one_property(schema, list(listed), optional)]
+    if is_closed:
+        return [_closed_counts(required, optional, low, high, place)]
+    if low == len(required) + 1 and high is None and not required and "patternProperties" not in schema:
+        return [_one_property(schema, list(listed), optional)]
+    return [_open_counts(required, optional, low, high, place)]
+
+
+def _open_counts(required: list[str], optional: list[str], low: int, high: int | None, place: str) -> Schema:
+    """A case for each set of optional properties: with these the parser can count, as they are required."""
+    n_enough = min(len(optional), max(0, low - len(required))) if high is None else len(optional)
+    if sum(comb(len(optional), n) for n in range(n_enough + 1)) > MAX_OBJECT_BRANCHES:
         raise NotExpressible(
-            place, "a number of properties beside optional ones needs additionalProperties: false"
+            place,
+            f"a number of properties beside optional ones would be more than {MAX_OBJECT_BRANCHES} cases; "
+            "use additionalProperties: false, or fewer properties",
         )
-    return [_closed_counts(required, optional, low, high, place)]
+    branches: list[Schema] = []
+    for n in range(n_enough + 1):
+        if high is not None and len(required) + n > high:
+            break
+        for chosen in combinations(optional, n):
+            branch: dict[str, Any] = {"type": "object", "required": [*required, *chosen]}
+            if len(required) + n < low or high is not None:  # and none of the others
+                branch["properties"] = {name: name in chosen for name in optional}
+                branch |= {"minProperties": low} if low else {}
+                branch |= {} if high is None else {"maxProperties": int(high)}
+            branches.append(branch)
+    return either([NO_OBJECT, *branches])
 
 
 def _closed_counts(

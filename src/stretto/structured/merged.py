@@ -143,6 +143,8 @@ class _Merger:
             {key: value for key, value in one.items() if key not in (*_OBJECT, *_ARRAY)} for one in members
         ]
         rest = _distinct([one for one in rest if one])
+        if out.get("additionalProperties") is False and not out.get("patternProperties"):
+            rest = [_without_count(one, out.get("properties", {})) for one in rest]
         if len(rest) == 1:
             return {**out, **rest[0]}
         return {**out, "allOf": rest} if rest else out
@@ -165,6 +167,9 @@ class _Merger:
         others = [one["additionalProperties"] for one in members if "additionalProperties" in one]
         if (rest := self._reference(others)) is not True:
             out["additionalProperties"] = rest
+        if rest is False and patterns:  # names that no schema fits are no others
+            found = {name: part for name, part in out["patternProperties"].items() if part is not False}
+            out["patternProperties"] = found
         return out
 
     def _array(self, members: Flat) -> dict[str, Any]:
@@ -172,6 +177,14 @@ class _Merger:
         prefix = [self._reference([_item(one, index) for one in members]) for index in range(n)]
         rest = self._reference([one.get("items", True) for one in members])
         return ({"prefixItems": prefix} if prefix else {}) | ({} if rest is True else {"items": rest})
+
+
+def _without_count(schema: dict[str, Any], listed: dict[str, Any]) -> dict[str, Any]:
+    """A schema that requires all properties that there may be, if it asks for as many."""
+    if schema.get("minProperties") != len(listed):
+        return schema
+    rest = {key: value for key, value in schema.items() if key != "minProperties"}
+    return {**rest, "required": list(dict.fromkeys([*rest.get("required", []), *listed]))}
 
 
 def _satisfiable(made: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:

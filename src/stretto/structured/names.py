@@ -54,6 +54,10 @@ class Known:
         """Whether a property is known to fit a schema."""
         return self.parts is not None and (name, json.dumps(part)) in self.parts
 
+    def parts_of(self, name: str) -> list[Schema]:
+        """The schemas that a property is known to fit."""
+        return [json.loads(part) for other, part in sorted(self.parts or ()) if other == name]
+
     def describes(self, name: str) -> bool:
         """Whether something is known of a property."""
         return self.parts is None or any(name == other for other, _ in self.parts)

@@ -15,7 +15,15 @@ from typing import Any
 
 from stretto.structured.formats import TOO_WIDE, WIDE
 from stretto.structured.names import ANY, TYPE_OF_KEYWORD, Known, property_names, with_match, with_property
-from stretto.structured.overlap import TYPES, Overlap, are_equal, list_values, name_type, property_schemas
+from stretto.structured.overlap import (
+    TYPES,
+    Overlap,
+    are_equal,
+    list_types,
+    list_values,
+    name_type,
+    property_schemas,
+)
 from stretto.structured.patterns import match_only, other_texts
 from stretto.structured.places import NotExpressible, Schema, dereference, escape_key, is_old, modern_items
 from stretto.structured.regular import complement, matches, region
@@ -26,6 +34,7 @@ MAX_SCHEMAS = 2_000  # of one opposite
 MAX_VALUES = 200  # of an enum whose opposite is wanted
 MAX_PAIRS = 100  # of the branches of a oneOf whose opposite is wanted
 MAX_POSITIONS = 16  # among which an item stands that does not fit
+MAX_LAX_POSITIONS = 2  # the same where not all can be said anyway
 
 # For numbers, texts, arrays and objects: the type, the opposite keyword and what to add to the bound.
 _SIZES = {
@@ -54,6 +63,15 @@ class Negation:
         self._is_old = is_old(root)
         self._n_schemas = 0  # of the opposite that is being made
         self._references: list[Any] = []  # that lead to the schema whose opposite is being made
+        self._is_lax = False  # leave out what has no opposite
+
+    def negate_some(self, schema: Schema, place: str, known: Known) -> Schema:
+        """As `negate`, for fewer values: keywords that have no opposite are left out."""
+        self._is_lax = True
+        try:
+            return self.negate(schema, place, known)
+        finally:
+            self._is_lax = False
 
     def negate(self, schema: Schema, place: str, known: Known = ANY, depth: int = MAX_DEPTH) -> Schema:
         """A schema for the values that do not fit `schema`, which stands at `place`."""
@@ -77,10 +95,15 @@ class Negation:
             raise NotExpressible(place, "the opposite of a schema this large is not supported")
         schema = modern_items(schema)
         branches: list[Schema] = []
+        own = list_types(schema)  # values of other types are told by the type
         for key, value in schema.items():
-            if known.looks(key):
+            if known.looks(key) and TYPE_OF_KEYWORD.get(key) in (None, *own):
                 here = f"{place}/{escape_key(key)}"
-                branches += self._opposites(key, value, schema, here, known, depth - 1)
+                try:
+                    branches += self._opposites(key, value, schema, here, known, depth - 1)
+                except NotExpressible:
+                    if not self._is_lax or self._n_schemas > MAX_SCHEMAS:
+                        raise
         return either(branches)
 
     def _opposites(
@@ -176,6 +199,9 @@ class Negation:
         for name, part in parts.items():
             if known.has_not(name) or known.fits(name, part):
                 continue
+            if (described := known.parts_of(name)) and not self._overlap.types([*described, part]):
+                found.append({"type": "object", "required": [name]})  # it cannot fit
+                continue
             required = schema.get("required", [])
             # A property that does not fit the schema, and is unknown otherwise; others have to be absent.
             is_unlikely = bool(required) and not known.describes(name)
@@ -184,7 +210,7 @@ class Negation:
             try:
                 opposite = self.negate(part, f"{place}/{escape_key(name)}", ANY, depth)
             except NotExpressible:
-                if not is_unlikely:
+                if not is_unlikely and not self._is_lax:
                     raise
                 continue
             found += [] if opposite is False else [with_property(name, opposite)]
@@ -239,6 +265,8 @@ class Negation:
             if value is False:
                 return [{"type": "array", "minItems": n_before + 1}]
             opposite = self.negate(value, place, ANY, depth)
+            if self._is_lax:
+                return [_with_item(n_before + i, opposite) for i in range(MAX_LAX_POSITIONS)]
             if n_before == 0:
                 return [{"type": "array", "contains": opposite}]
             return [_with_item(i, opposite) for i in range(n_before, MAX_POSITIONS)]

@@ -18,6 +18,7 @@ from typing import Any, cast
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from stretto.structured.places import (
+    ANNOTATIONS,
     LISTS,
     MAPS,
     SINGLE,
@@ -30,8 +31,67 @@ from stretto.structured.places import (
     resolve,
     schema_error,
     walk_parts,
+    walk_references,
 )
 from stretto.structured.workers import check_budget
+
+# What is not about values.
+
+_DESCRIPTIONS_WORDS = "title description markdownDescription $comment examples default"
+_DESCRIPTIONS = frozenset(_DESCRIPTIONS_WORDS.split())
+
+
+def without_descriptions(schema: Any) -> Any:
+    """A schema without titles, descriptions, examples and the like; itself if a reference may lead to them.
+
+    >>> without_descriptions({"title": "a", "properties": {"title": {"default": 3}}})
+    {'properties': {'title': {}}}
+    """
+    if any(not _DESCRIPTIONS.isdisjoint(one.split("/")) for one in walk_references(schema)):
+        return schema
+
+    def plain(part: Any, place: str) -> Any:
+        if not isinstance(part, dict):
+            return part
+        out = {key: value for key, value in part.items() if key not in _DESCRIPTIONS}
+        replace_parts(out, place, plain)
+        return out
+
+    return plain(schema, "")
+
+
+# Draft 7 and older: what stands beside a reference says nothing.
+
+_KEPT_BESIDE = ANNOTATIONS | {"$ref", "$id", "id"}
+
+
+def without_neighbours(schema: Any) -> Any:
+    """A schema in which references stand alone, as the drafts up to 7 read them.
+
+    What another reference leads to stays.
+
+    >>> without_neighbours({"$ref": "#/definitions/a", "maximum": 3, "definitions": {"a": {}}})
+    {'$ref': '#/definitions/a', 'definitions': {'a': {}}}
+    """
+    targets = {reference for reference in walk_references(schema) if reference.count("/") > 1}
+
+    def alone(part: Any, place: str) -> Any:
+        if not isinstance(part, dict):
+            return part
+        out = dict(part)
+        if isinstance(part.get("$ref"), str):
+            ignored = part.keys() - _KEPT_BESIDE
+            led_to = {key for key in ignored if any(_is_in(one, f"#{place}/{key}") for one in targets)}
+            out = {key: value for key, value in part.items() if key not in ignored - led_to}
+        replace_parts(out, place, alone)
+        return out
+
+    return alone(schema, "")
+
+
+def _is_in(pointer: str, place: str) -> bool:
+    return pointer == place or pointer.startswith(f"{place}/")
+
 
 # Dynamic references in JSON schemas: a copy of a schema for each scope in which it is used.
 #

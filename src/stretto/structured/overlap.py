@@ -187,6 +187,7 @@ class Overlap:
             return not any(
                 name_type(value) == name
                 and all(any(are_equal(value, item) for item in values) for values in others)
+                and not any(_refuses(one, value) for one in members)
                 for value in given[0]
             )
         if name == "number":
@@ -218,6 +219,25 @@ class Overlap:
             not self.types([part for one in members for part in property_schemas(one, key)], depth - 1)
             for key in sorted(required)
         )
+
+
+def _refuses(schema: dict[str, Any], value: Any) -> bool:
+    """Whether a schema's own pattern, size or bounds refuse a text or a number."""
+    if isinstance(value, str):
+        low, high = schema.get("minLength", 0), schema.get("maxLength", inf)
+        if not low <= len(value) <= high:
+            return True
+        try:
+            return isinstance(schema.get("pattern"), str) and not matches(schema["pattern"], value, "#")
+        except NotExpressible:
+            return False
+    if name_type(value) == "number":
+        least, most = (
+            _bound(schema, "minimum", "exclusiveMinimum", 1),
+            _bound(schema, "maximum", "exclusiveMaximum", -1),
+        )
+        return not least <= (value, 0) <= most
+    return False
 
 
 def _keys_of(schema: dict[str, Any]) -> list[frozenset[str]] | None:

@@ -118,14 +118,14 @@ def walk_parts(schema: dict[str, Any], place: str) -> Iterator[tuple[str, Any, A
 
 def replace_parts(schema: dict[str, Any], place: str, make: Callable[[Any, str], Any]) -> None:
     """Replace the schemas right within one by what `make` makes of each and its place."""
-    for key, name, inner, at in list(walk_parts(schema, place)):
-        made = make(inner, at)
-        if name is None:
-            schema[key] = made
-        elif isinstance(schema[key], list):
-            schema[key] = [*schema[key][:name], made, *schema[key][name + 1 :]]
-        else:
-            schema[key] = {**schema[key], name: made}
+    for key, value in list(schema.items()):
+        here = f"{place}/{escape_key(key)}"
+        if key in SINGLE and isinstance(value, dict):
+            schema[key] = make(value, here)
+        elif (key in LISTS or key == "items") and isinstance(value, list):
+            schema[key] = [make(part, f"{here}/{i}") for i, part in enumerate(value)]
+        elif key in MAPS and isinstance(value, dict):
+            schema[key] = {name: make(part, f"{here}/{escape_key(name)}") for name, part in value.items()}
 
 
 def modern_items(schema: dict[str, Any]) -> dict[str, Any]:

@@ -9,34 +9,40 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import combinations
-from typing import TypeVar
+from itertools import combinations, groupby
+from typing import Any, TypeVar
 
 from stretto.structured.automata import (
     ALL,
     EMPTY,
     LAST,
+    NONE,
     Node,
     Ranges,
     TooLarge,
     all_of,
     any_of,
     characters,
+    has_empty,
     has_text,
     is_empty,
+    limited_work,
     list_texts,
     opposite,
     other,
     ranges,
     repeat,
+    star,
     then,
     write_expression,
 )
-from stretto.structured.patterns import SPACES
+from stretto.structured.patterns import SPACES, with_patterns
 from stretto.structured.places import NotExpressible, Schema
 
 MAX_REPEATS = 10_000
 MAX_PATTERN = 8_000  # characters
+MAX_UNROLLED = 8  # repetitions of what has anchors or looks ahead
+MAX_SIZE = 20_000  # of the set of a pattern, with what follows anchors written out
 MAX_OVERLAPPING = 4  # patterns that may match the same name
 
 Value = TypeVar("Value")
@@ -148,20 +154,32 @@ def _node(pattern: str) -> Node:
     return _Parser(pattern).parse()
 
 
+# A part of a pattern: ("node", set of texts), ("seq" | "alt", [parts]), ("repeat", part, low, high),
+# ("start",), ("end",), ("look", part, is negative). Only what has no anchor and no look-ahead is a set.
+_Part = tuple[Any, ...]
+_PLAIN_END = ("node", EMPTY)
+
+
 class _Parser:
-    """A pattern on its way. Alternatives are sets of texts, with whether they are anchored on either side."""
+    """A pattern on its way to the set of texts in which it finds something."""
 
     def __init__(self, text: str) -> None:
         self._text, self._at = text, 0
 
     def parse(self) -> Node:
-        alternatives = self._alternatives()
+        """All texts in which the pattern finds something."""
+        part = self.read()
+        alternatives = part[1] if part[0] == "alt" else [part]
+        return any_of(map(_found_in, alternatives))
+
+    def read(self) -> _Part:
+        """The whole pattern."""
+        part = self._alternatives()
         if self._at < len(self._text):
             raise _Unknown("a bracket that is not opened")
-        return any_of(
-            then(EMPTY if starts else ALL, node, EMPTY if ends else ALL)
-            for starts, node, ends in alternatives
-        )
+        if _size(part, 1) > MAX_SIZE:
+            raise TooLarge
+        return part
 
     def _peek(self) -> str:
         return self._text[self._at : self._at + 1]
@@ -171,79 +189,55 @@ class _Parser:
         self._at += len(text) if found else 0
         return found
 
-    def _alternatives(self) -> list[tuple[bool, Node, bool]]:
-        found = [*self._sequence()]
+    def _alternatives(self) -> _Part:
+        found = [self._sequence()]
         while self._take("|"):
-            found += self._sequence()
-        return found
+            found.append(self._sequence())
+        if all(part[0] == "node" for part in found):
+            return ("node", any_of(part[1] for part in found))
+        return ("alt", found)
 
-    def _sequence(self) -> list[tuple[bool, Node, bool]]:
-        starts = ends = False
-        nodes: list[Node] = []
-        ahead: list[Node] = []  # what the rest of the text fits, or not
-        anchored: list[tuple[bool, Node, bool]] | None = None
+    def _sequence(self) -> _Part:
+        found: list[_Part] = []
         while self._peek() not in ("", "|", ")"):
-            if ends or anchored is not None:
-                raise _Unknown("an anchor in the middle")
-            if self._take("^"):
-                if nodes:
-                    raise _Unknown("an anchor in the middle")
-                starts = True
-            elif self._take("$"):
-                ends = True
-            elif self._text.startswith(("(?!", "(?="), self._at):
-                if nodes or not starts:
-                    raise _Unknown("look-around in the middle")
-                ahead.append(self._look())
-            else:
-                node = self._atom()
-                if isinstance(node, list):  # a group with anchors has to stand alone
-                    if nodes or starts or ahead:
-                        raise _Unknown("an anchor in the middle")
-                    anchored = node
-                else:
-                    nodes.append(node)
-        if anchored is not None:
-            return anchored
-        whole = then(*nodes)
-        if ahead:
-            whole, ends = all_of([*ahead, whole if ends else then(whole, ALL)]), True
-        return [(starts, whole, ends)]
+            found.append(("start",) if self._take("^") else ("end",) if self._take("$") else self._atom())
+        parts: list[_Part] = []
+        for is_plain, group in groupby(found, lambda part: part[0] == "node"):
+            same = [*group]
+            parts += [("node", then(*(part[1] for part in same)))] if is_plain else same
+        return parts[0] if len(parts) == 1 else ("seq", parts) if parts else _PLAIN_END
 
-    def _look(self) -> Node:
-        is_negative = self._text[self._at + 2] == "!"
-        self._at += 3
-        inner = any_of(then(node, EMPTY if ends else ALL) for _, node, ends in self._alternatives())
-        if not self._take(")"):
-            raise _Unknown("a bracket that is not closed")
-        return opposite(inner) if is_negative else inner
-
-    def _atom(self) -> Node | list[tuple[bool, Node, bool]]:
+    def _atom(self) -> _Part:
+        if self._text.startswith(("(?!", "(?="), self._at):
+            is_negative = self._text[self._at + 2] == "!"
+            self._at += 3
+            return ("look", self._group(), is_negative)
         if self._take("("):
             if self._peek() == "?" and not self._take("?:"):
-                raise _Unknown("look-around or a named group")
-            inner = self._alternatives()
-            if not self._take(")"):
-                raise _Unknown("a bracket that is not closed")
-            if any(starts or ends for starts, _, ends in inner):
-                if self._peek() in tuple("*+?{"):
-                    raise _Unknown("an anchor in the middle")
-                return inner
-            return self._repeated(any_of(node for _, node, _ in inner))
+                raise _Unknown("look-behind or a named group")
+            return self._repeated(self._group())
         if self._take("["):
-            return self._repeated(characters(self.read_class()))
+            return self._repeated(("node", characters(self.read_class())))
         if self._take("."):
-            return self._repeated(characters(other(((10, 10),))))
+            return self._repeated(("node", characters(other(((10, 10),)))))
         if self._take("\\"):
             found = self._escape()
-            return self._repeated(characters(found if isinstance(found, tuple) else ((found, found),)))
+            given = found if isinstance(found, tuple) else ((found, found),)
+            return self._repeated(("node", characters(given)))
         if self._peek() in tuple("*+?"):
             raise _Unknown("a repetition of nothing")
         character = self._peek()
         self._at += 1
-        return self._repeated(characters(((ord(character), ord(character)),)))
+        return self._repeated(("node", characters(((ord(character), ord(character)),))))
 
-    def _repeated(self, node: Node) -> Node:
+    def _group(self) -> _Part:
+        """The rest of a group, behind its bracket."""
+        inner = self._alternatives()
+        if not self._take(")"):
+            raise _Unknown("a bracket that is not closed")
+        return inner
+
+    def _repeated(self, part: _Part) -> _Part:
         low: int
         high: int | None
         if self._take("*"):
@@ -257,13 +251,13 @@ class _Parser:
             low = int(match[1])
             high = low if match[2] is None else int(match[3]) if match[3] else None
         else:
-            return node
+            return part
         self._take("?")  # as few as possible: the same texts
         if self._peek() in tuple("*+?"):
             raise _Unknown("a repetition of a repetition")
         if max(low, high or 0) > MAX_REPEATS:
             raise TooLarge
-        return repeat(node, low, high)
+        return ("node", repeat(part[1], low, high)) if part[0] == "node" else _unrolled(part, low, high)
 
     def read_class(self) -> Ranges:
         """The rest of a class of characters, behind its bracket."""
@@ -316,6 +310,124 @@ class _Parser:
         if not character or character.isalnum():
             raise _Unknown(f"\\{character}")
         return ord(character)
+
+
+def _unrolled(part: _Part, low: int, high: int | None) -> _Part:
+    """A repetition of what has anchors or looks ahead, as a few parts in a row."""
+    if max(low, high or 0) > MAX_UNROLLED:
+        raise _Unknown(f"an anchor or look-ahead in more than {MAX_UNROLLED} repetitions")
+    rest: _Part = _PLAIN_END
+    if high is None:
+        if not _only_ends(part):
+            raise _Unknown("look-ahead, or ^, in a repetition without end")
+        rest = ("repeat", part)
+    for _ in range((high or low) - low):
+        rest = ("alt", [("seq", [part, rest]), _PLAIN_END])
+    return ("seq", [*[part] * low, rest])
+
+
+def _only_ends(part: _Part) -> bool:
+    """Whether `$` is all in a part that makes it no set of texts."""
+    if part[0] in ("seq", "alt"):
+        return all(map(_only_ends, part[1]))
+    return part[0] in ("node", "end") or (part[0] == "repeat" and _only_ends(part[1]))
+
+
+def _size(part: _Part, rest: int) -> int:
+    """A size that the set of a part with what follows has at most, given the size of what follows."""
+    kind = part[0]
+    if kind == "seq":
+        for one in reversed(part[1]):
+            rest = min(_size(one, rest), MAX_SIZE + 1)
+        return rest
+    if kind == "alt":
+        return sum(_size(one, rest) for one in part[1])
+    if kind in ("look", "repeat"):
+        return 2 * _size(part[1], 1) + rest
+    return 1 + rest
+
+
+def _found_in(part: _Part) -> Node:
+    """All texts in which a part of a pattern finds something."""
+    at_start, later = (_language(part, is_start, lambda _: ALL) for is_start in (True, False))
+    if at_start == later:
+        return then(ALL, later)
+    return any_of([at_start, then(characters(((0, LAST),)), ALL, later)])
+
+
+def _language(part: _Part, is_start: bool, rest: Callable[[bool], Node]) -> Node:
+    """The texts that a part of a pattern begins, up to the end of the whole text, and `rest` goes on.
+
+    `is_start`: nothing is before them, which is what `rest` is asked for too.
+    """
+    kind = part[0]
+    if kind == "seq":
+        for one in reversed(part[1]):
+            rest = _followed(one, rest)
+        return rest(is_start)
+    if kind == "alt":
+        return any_of([_language(one, is_start, rest) for one in part[1]])
+    if kind == "start":
+        return rest(True) if is_start else NONE
+    if kind == "end":
+        return EMPTY if has_empty(rest(is_start)) else NONE
+    if kind == "look":
+        inner = _language(part[1], is_start, lambda _: ALL)
+        return all_of([opposite(inner) if part[2] else inner, rest(is_start)])
+    if kind == "repeat":  # of what may have `$`: all that comes behind it is empty
+        last = _language(part[1], False, lambda _: EMPTY)
+        if is_start and rest(True) != rest(False):
+            raise _Unknown("^ behind a repetition")
+        more = [last] if has_empty(rest(False)) else []
+        return then(star(_without_ends(part[1])), any_of([rest(False), *more]))
+    if is_start and has_empty(part[1]) and rest(True) != rest(False):
+        return any_of([rest(True), then(all_of([part[1], opposite(EMPTY)]), rest(False))])
+    return then(part[1], rest(False))
+
+
+def _followed(part: _Part, rest: Callable[[bool], Node]) -> Callable[[bool], Node]:
+    return lru_cache(maxsize=2)(lambda is_start: _language(part, is_start, rest))
+
+
+def _without_ends(part: _Part) -> Node:
+    """The texts of a part where it does not stand at the end of a text."""
+    if part[0] == "seq":
+        return then(*map(_without_ends, part[1]))
+    if part[0] == "alt":
+        return any_of(map(_without_ends, part[1]))
+    if part[0] == "repeat":
+        return star(_without_ends(part[1]))
+    found: Node = part[1] if part[0] == "node" else NONE
+    return found
+
+
+def move_anchors(schema: Schema) -> Schema | None:
+    """A schema for the same values whose patterns have anchors only at their ends; None if one is too large.
+
+    >>> move_anchors({"pattern": "^a(b|$)$"})
+    {'pattern': '^(?:ab?)$'}
+    """
+    try:
+        with limited_work():
+            made: Schema = with_patterns(schema, _with_outer_anchors)
+    except NotExpressible:
+        return None
+    return made
+
+
+def _with_outer_anchors(pattern: str, place: str) -> str:
+    """A pattern for the same texts whose anchors stand at its ends, or at those of its alternatives."""
+    try:
+        part = _Parser(pattern).read()
+    except (_Unknown, TooLarge, RecursionError):
+        return pattern
+    for one in part[1] if part[0] == "alt" else [part]:
+        kinds = [inner[0] for inner in one[1]] if one[0] == "seq" else [one[0]]
+        kinds = kinds[kinds[0] == "start" :]
+        if any(kind != "node" for kind in kinds[: len(kinds) - (kinds[-1:] == ["end"])]):
+            found = region([pattern], [], place)
+            return r"^[^\s\S]$" if found is None else found
+    return pattern
 
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -7,6 +7,8 @@ its place. A schema that needs nothing is left as it is.
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
@@ -14,12 +16,15 @@ from math import prod
 from typing import Any
 
 from stretto.structured.automata import limited_work
+from stretto.structured.decided import decide_numbers, has_excluded_multiples
 from stretto.structured.formats import FORMATS, PATTERNS, STRICTER
-from stretto.structured.keywords import Unevaluated, contains, counts, dependencies, unique
+from stretto.structured.keywords import Unevaluated, contains, counts, dependencies, n_positions, unique
+from stretto.structured.merged import inline_references
 from stretto.structured.names import Known, property_names
 from stretto.structured.negation import Negation, both, cases, either, narrow
-from stretto.structured.overlap import TYPES, Overlap
+from stretto.structured.overlap import TYPES, Overlap, list_values
 from stretto.structured.places import (
+    ANNOTATIONS,
     LISTS,
     MAPS,
     SINGLE,
@@ -105,6 +110,7 @@ def _names(schema: Schema, root: Schema, depth: int) -> set[str] | None:
 
 MAX_SCHEMAS = 20_000  # after rewriting
 MAX_DEPTH = 100
+MIN_CONDITIONS = 3  # on one property, before they become one choice
 MAX_CHOICES = 32  # branches of a oneOf that overlap
 MAX_CASES = 24  # in which a value fits none of them, before unlikely ones are left out
 
@@ -123,12 +129,41 @@ def rewrite_schema(schema: Schema, *, closed: bool = False, checks: bool = False
     With `closed`, objects have only properties that are named. With `checks`, arrays whose items must differ
     are marked for `unique`, which checks them as they are written, if they cannot be written out.
     """
+    closing = close_objects(schema) if closed else schema
+    try:
+        return _rewritten(closing, checks)
+    except NotExpressible as error:
+        # What a reference leads to is for other values too; in its place, more is known of the values.
+        inlined = inline_references(closing)
+        if isinstance(inlined, dict) and inlined != closing:
+            with suppress(NotExpressible):
+                return _rewritten(_without_unused(inlined), checks)
+        raise schema_error(error.place, error.reason) from None
+
+
+def _without_unused(schema: dict[str, Any]) -> Schema:
+    """A schema without definitions that nothing else in it refers to."""
+    kept = {key: value for key, value in schema.items() if key not in ("$defs", "definitions")}
+    places = [(key, name) for key in ("$defs", "definitions") for name in schema.get(key, {})]
+    while True:
+        used = {reference.removeprefix("#") for reference in walk_references(kept)}
+        more = [
+            (key, name)
+            for key, name in places
+            if name not in kept.get(key, {})
+            and any(f"{one}/".startswith(f"/{key}/{escape_key(name)}/") for one in used)
+        ]
+        if not more:
+            return kept
+        for key, name in more:
+            kept[key] = {**kept.get(key, {}), name: schema[key][name]}
+
+
+def _rewritten(schema: Schema, checks: bool) -> Schema:
     rewriter = _Rewriter(schema, checks)
     try:
         with limited_work():
-            return rewriter.rewrite(close_objects(schema) if closed else schema, "#")
-    except NotExpressible as error:
-        raise schema_error(error.place, error.reason) from None
+            return rewriter.rewrite(schema, "#")
     except (AttributeError, TypeError, KeyError, ValueError, IndexError):
         reason = "a keyword here, or a schema that it refers to, has a value of the wrong kind"
         raise schema_error(rewriter.place, reason) from None
@@ -143,6 +178,8 @@ class _Rewriter:
         self._negation = Negation(root, self._overlap)
         self._references = sorted({reference.removeprefix("#") for reference in walk_references(root)})
         self._unevaluated = Unevaluated(root, self._negation)
+        self._n_positions = n_positions(root)
+        self._has_multiples = has_excluded_multiples(root)
         self._n_schemas = 0
         self.place = "#"  # of the schema that is being rewritten
 
@@ -159,6 +196,10 @@ class _Rewriter:
         self.place = place
         rest = {key: value for key, value in schema.items() if key != "$schema"}
         rest = modern_items(rest)
+        if (numbers := self._numbers(rest, place)) is not None:
+            return numbers
+        if (members := _by_value(rest)) and self._overlap.types([rest, given]) <= {"object"}:
+            rest["allOf"] = members
         members = self._members(rest, place, given)
         out = {key: self._within(key, value, place, depth, rest, given) for key, value in rest.items()}
         if members:
@@ -166,6 +207,20 @@ class _Rewriter:
             lowered = [self.rewrite(member, place, depth + 1, beside) for member in members]
             out["allOf"] = [*out.get("allOf", []), *_in_order(rest), *lowered]
         return out
+
+    def _numbers(self, schema: dict[str, Any], place: str) -> Schema | None:
+        """A schema of numbers with multiples of some and not of others, written out; None for all others."""
+        is_choice = schema.keys() & {"not", "allOf", "anyOf", "oneOf", "$ref"}
+        if not self._has_multiples or not is_choice or not self._overlap.types([schema]) <= {"number"}:
+            return None
+        made = decide_numbers(schema, self._root)
+        if not isinstance(made, dict):
+            return made
+        for key in ("$defs", "definitions"):
+            for name, part in schema.get(key, {}).items():
+                with suppress(NotExpressible):  # nothing else may refer to it
+                    made.setdefault(key, {})[name] = self.rewrite(part, f"{place}/{key}/{escape_key(name)}")
+        return made
 
     def _within(
         self, key: str, value: Any, place: str, depth: int, schema: dict[str, Any], given: Schema
@@ -280,9 +335,10 @@ class _Rewriter:
                     self._unless(branches[j], f"{place}/{j}", types, fits, is_brief)
                     for j, types in against.get(i, {}).items()
                 ]
-                if prod(len(cases(other)) for other in others) <= MAX_CASES:
+                common, rest = _factored(others)
+                if prod(len(cases(other)) for other in rest) <= MAX_CASES:
                     break
-            made.append(both([branch, *others]))
+            made.append(both([branch, either([*common, both(rest)]) if common else both(rest)]))
         return either(made)
 
     def _unless(
@@ -293,16 +349,21 @@ class _Rewriter:
             known = replace(
                 self._known(fits), types=types, parts=self._overlap.parts(fits), is_brief=is_brief
             )
-            opposite = self._opposite(branch, place, known, fits)
+            useful = self._useful(self._opposite(branch, place, known, fits), fits)
         except NotExpressible as error:
-            raise NotExpressible(
-                error.place,
-                f"a branch of oneOf may overlap with another, and {error.reason}; use anyOf, or a property "
-                "with a different const in each branch that all require",
-            ) from None
-        useful = [case for case in cases(opposite) if self._overlap.types([case, *fits])]
+            useful = self._useful(self._negation.negate_some(branch, place, known), fits)
+            if not useful:
+                raise NotExpressible(
+                    error.place,
+                    f"a branch of oneOf may overlap with another, and {error.reason}; use anyOf, or a "
+                    "property with a different const in each branch that all require",
+                ) from None
         left = self._overlap.types(fits) - types
         return either([{"type": [name for name in TYPES if name in left]} if left else False, *useful])
+
+    def _useful(self, opposite: Schema, fits: list[Schema]) -> list[Schema]:
+        """The cases of an opposite that values which fit `fits` may be."""
+        return [case for case in cases(opposite) if self._overlap.types([case, *fits])]
 
     def _opposite(self, branch: Schema, place: str, known: Known, fits: list[Schema]) -> Schema:
         """The opposite of a schema for values that fit `fits`."""
@@ -330,7 +391,7 @@ class _Rewriter:
     def _array_members(self, rest: dict[str, Any], place: str) -> list[Schema]:
         members: list[Schema] = []
         if "contains" in rest:
-            members += contains(rest, self._negation, f"{place}/contains")
+            members += contains(rest, self._n_positions, self._negation, f"{place}/contains")
         for key in ("contains", "minContains", "maxContains"):
             rest.pop(key, None)
         if rest.pop("uniqueItems", False) is True:
@@ -345,6 +406,72 @@ class _Rewriter:
                 )
             members += replaced or []
         return members
+
+
+def _by_value(schema: dict[str, Any]) -> list[Schema] | None:
+    """The `allOf` of a schema of objects with one choice for all conditions on the value of one property.
+
+    The parser would take each with each of several conditions, of which one at most applies.
+    """
+    members = schema.get("allOf")
+    found = [_on_value(one) for one in members] if isinstance(members, list) else []
+    names = Counter(one[0] for one in found if one is not None)
+    if not names or not isinstance(members, list) or (most := names.most_common(1)[0])[1] < MIN_CONDITIONS:
+        return None
+    name = most[0]
+    ifs = [(one[1], one[2], part) for one, part in zip(found, members, strict=True) if one and one[0] == name]
+    applying: dict[tuple[bool, ...], list[str]] = {}  # which conditions apply to which values
+    for value in dict.fromkeys(value for values, _, _ in ifs for value in values):
+        applying.setdefault(tuple(value in values for values, _, _ in ifs), []).append(value)
+    cases: list[tuple[Schema, tuple[bool, ...]]] = [
+        ({"type": "object", "required": [name], "properties": {name: {"enum": values}}}, applies)
+        for applies, values in applying.items()
+    ]
+    others: Schema = {"not": {"enum": [value for values in applying.values() for value in values]}}
+    cases.append(({"required": [name], "properties": {name: others}}, (False,) * len(ifs)))
+    cases.append(({"properties": {name: False}}, tuple(not is_required for _, is_required, _ in ifs)))
+    choices: list[Schema] = []
+    for case, applies in cases:
+        asked = [
+            part.get("then" if one else "else", True) for one, (*_, part) in zip(applies, ifs, strict=True)
+        ]
+        choices.append(both([case, *{json.dumps(part): part for part in asked}.values()]))
+    at = next(i for i, one in enumerate(found) if one is not None and one[0] == name)
+    rest = [part for one, part in zip(found, members, strict=True) if one is None or one[0] != name]
+    return [*rest[:at], either(choices), *rest[at:]]
+
+
+def _on_value(schema: Any) -> tuple[str, list[str], bool] | None:
+    """The name of a property, its texts and whether it is required, if a schema is a condition on these."""
+    if (
+        not isinstance(schema, dict)
+        or "if" not in schema
+        or schema.keys() - {"if", "then", "else"} - ANNOTATIONS
+    ):
+        return None
+    condition = schema["if"]
+    if not isinstance(condition, dict) or condition.keys() - {"properties", "required", "type"} - ANNOTATIONS:
+        return None
+    parts, required = condition.get("properties"), condition.get("required", [])
+    if condition.get("type", "object") != "object" or not isinstance(parts, dict) or len(parts) != 1:
+        return None
+    ((name, part),) = parts.items()
+    plain = isinstance(part, dict) and not part.keys() - {"const", "enum", "type"} - ANNOTATIONS
+    values = list_values(part) if plain and part.get("type", "string") == "string" else None
+    if required not in ([], [name]) or not values or not all(isinstance(value, str) for value in values):
+        return None
+    return name, values, bool(required)
+
+
+def _factored(choices: list[Schema]) -> tuple[list[Schema], list[Schema]]:
+    """The cases that all of some choices have, and the choices without these, each once."""
+    known = [{json.dumps(case): case for case in cases(choice)} for choice in choices]
+    common = set.intersection(*map(set, known)) if len(known) > 1 else set()
+    rest = [either([case for key, case in found.items() if key not in common]) for found in known]
+    first = known[0].items() if known else ()
+    return [case for key, case in first if key in common], list(
+        {json.dumps(one): one for one in rest}.values()
+    )
 
 
 def _in_order(schema: dict[str, Any]) -> list[Schema]:
