@@ -320,6 +320,19 @@ def test_a_model_drafts_for_itself(llm):
     settled(llm)
 
 
+def test_a_draft_ends_before_an_improbable_token(llm):
+    tokens = llm.tokenizer.encode("Once upon a time")
+    with llm.sequence(tokens) as sequence:
+        row = sequence.logits
+        probability = float(np.exp(row - row.max()).sum()) ** -1
+    for least, some in ((0.0, True), (0.9 * probability, True), (min(1.0, 1.1 * probability), False)):
+        proposer = DraftModel(llm, least=least).begin(llm.tokenizer)
+        assert bool(proposer.propose(tokens, 4)) is some
+        proposer.close()
+    with pytest.raises(InvalidRequest, match="least"):
+        DraftModel(llm, least=1.5)
+
+
 def test_a_draft_model_with_other_tokens_is_refused(llm):
     with mock_llm("Hi") as other:
         with pytest.raises(InvalidRequest, match="has other tokens"):

@@ -415,6 +415,18 @@ def test_merges_are_found_among_bytes_as_one_by_one(tokens, merges):
         assert found.tolist() == [[ids[left], ids[right], ids[left + right]] for left, right in expected]
 
 
+def test_tokenizers_are_the_same_by_their_tokens_and_types():
+    values = {"user": ["<tool>"], "specials": ["<|end|>"]}
+    one = load(bpe(**values))
+    assert one.same_as(load(bpe(**values)))
+    other = bpe(**values)
+    other["token_type"][-1] = NORMAL  # "<tool>" has the same bytes as a token of the user
+    assert one.same_as(load(other))
+    other["token_type"][-1] = CONTROL
+    assert not one.same_as(load(other))
+    assert not one.same_as(load(bpe(user=["<toll>"], specials=["<|end|>"])))
+
+
 def test_empty_tokens_are_harmless():
     """Real files have them; llama.cpp accepts them too. No text contains them, and they stand for nothing."""
     tokenizer = load(bpe(merges=[], user=["", ""]))
