@@ -15,6 +15,7 @@ from itertools import combinations
 from math import prod
 from typing import Any
 
+from stretto.errors import InvalidGrammar
 from stretto.structured.automata import limited_work
 from stretto.structured.decided import decide_numbers, has_excluded_multiples
 from stretto.structured.formats import FORMATS, PATTERNS, STRICTER
@@ -120,6 +121,7 @@ _SPECIAL_WORDS = (
     "unevaluatedProperties minProperties maxProperties patternProperties"
 )
 SPECIAL = frozenset(_SPECIAL_WORDS.split())
+_WRONG_KINDS = (AttributeError, TypeError, KeyError, ValueError, IndexError)  # keywords with such values
 _UNSUPPORTED = ("$dynamicRef", "$recursiveRef")
 
 
@@ -129,14 +131,16 @@ def rewrite_schema(schema: Schema, *, closed: bool = False, checks: bool = False
     With `closed`, objects have only properties that are named. With `checks`, arrays whose items must differ
     are marked for `unique`, which checks them as they are written, if they cannot be written out.
     """
-    closing = close_objects(schema) if closed else schema
     try:
+        closing = close_objects(schema) if closed else schema
         return _rewritten(closing, checks)
+    except _WRONG_KINDS:
+        raise schema_error("#", "a keyword in the schema has a value of the wrong kind") from None
     except NotExpressible as error:
         # What a reference leads to is for other values too; in its place, more is known of the values.
-        inlined = inline_references(closing)
-        if isinstance(inlined, dict) and inlined != closing:
-            with suppress(NotExpressible):
+        with suppress(NotExpressible, InvalidGrammar, *_WRONG_KINDS):
+            inlined = inline_references(closing)
+            if isinstance(inlined, dict) and inlined != closing:
                 return _rewritten(_without_unused(inlined), checks)
         raise schema_error(error.place, error.reason) from None
 
@@ -164,7 +168,7 @@ def _rewritten(schema: Schema, checks: bool) -> Schema:
     try:
         with limited_work():
             return rewriter.rewrite(schema, "#")
-    except (AttributeError, TypeError, KeyError, ValueError, IndexError):
+    except _WRONG_KINDS:
         reason = "a keyword here, or a schema that it refers to, has a value of the wrong kind"
         raise schema_error(rewriter.place, reason) from None
 
