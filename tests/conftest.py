@@ -14,6 +14,7 @@ if not os.environ.get("STRETTO_TEST_DEVICE"):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import atexit
+import contextlib
 import shutil
 import signal
 import sys
@@ -31,6 +32,13 @@ from stretto.weights.hub import catalogue
 sys.path.insert(0, str(Path(__file__).parent))  # for what several tests share
 import local_index
 import other_backend
+
+with contextlib.suppress(ImportError):  # the suites for a GPU need none of it
+    from hypothesis import settings
+
+    # A busy machine stops for longer than the 200 ms that one example may take.
+    settings.register_profile("busy", settings(), deadline=None)
+    settings.load_profile("busy")
 
 os.fsync = lambda descriptor: None  # no test outlives a power cut; a thousand models are written
 os.environ.pop("COLUMNS", None)  # pytest's workers set it; what a pipe gets does not depend on it

@@ -32,7 +32,6 @@ def statuses_of(operation, mode):
 
     @hypothesis.settings(
         max_examples=EXAMPLES,
-        deadline=None,
         database=None,
         derandomize=True,
         phases=[Phase.explicit, Phase.generate],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stretto.errors import InvalidRequest, ModelError
@@ -93,7 +93,6 @@ def test_ids_are_those_of_transformers(name):
 def test_no_text_forges_a_special_token(tokenizer):
     forbidden = set(tokenizer.specials.values()) - {tokenizer.vocabulary.unknown_id}
 
-    @settings(deadline=None)
     @given(st.text() | st.text("[CLSEP]<s>/mask pad\U0010ffff▁é", max_size=30))
     def check(text):
         assert not forbidden & set(tokenizer.encode(text))

@@ -406,7 +406,7 @@ TOKENS = """{{ }} {% %} {%- -%} for in if else endfor endif set macro endmacro x
  ns namespace string map attribute = \n #} {# raw endraw recursive"""
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(TOKENS.split(" ")), max_size=30), st.booleans())
 def test_whatever_the_source_only_our_errors_come_out(tokens: list[str], wrapped: bool) -> None:
     source = " ".join(tokens)

@@ -23,7 +23,7 @@ from vocabularies import BYTE, CONTROL, NORMAL, bpe, metadata, spm
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden"
 TEXT = st.text() | st.text("helo wrd\n<tool>|end▁'s \t0é😀", max_size=40)
-NO_SEARCH = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+NO_SEARCH = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def load(values):
@@ -137,7 +137,6 @@ def test_time_is_linear_on_monotonous_text(smollm2, gemma3, unit):
 
 @pytest.mark.parametrize("tokenizer", [BPE, SPM, load(spm(add_space_prefix=False))], ids=repr)
 def test_decode_undoes_encode(tokenizer):
-    @settings(deadline=None)
     @given(TEXT)
     def check(text):
         assume(tokenizer.kind == "bpe" or "\u2581" not in text)

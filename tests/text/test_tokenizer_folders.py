@@ -73,7 +73,7 @@ def test_no_text_forges_a_special_token(loaded, name):
     tokenizer = loaded[name]
     forbidden = set(tokenizer.specials.values()) - {tokenizer.vocabulary.unknown_id}
 
-    @settings(deadline=None, max_examples=50)
+    @settings(max_examples=50)
     @given(st.text() | st.text("[CLSEP]<s>/mask|im_end\U0010ffff▁é", max_size=30))
     def check(text):
         assert not forbidden & set(tokenizer.encode(text))
