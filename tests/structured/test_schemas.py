@@ -176,8 +176,9 @@ def test_an_optional_property_of_another_branch_has_to_fit_there():
     assert set(outcomes(schema, values)) == {"right"}
     assert outcomes(schema, [{"foo": 1, "bar": 2, "quux": 3}]) == ["strict"]
     branches[0]["properties"]["quux"] = {"multipleOf": 3}
-    with pytest.raises(InvalidGrammar, match="#/oneOf/1/properties/quux/multipleOf"):
-        Grammar.json(schema)
+    found = outcomes(schema, values)
+    assert found[:3] == ["right"] * 3
+    assert set(found) <= {"right", "strict"}
 
 
 def test_a_property_of_another_branch_may_be_left_out():
