@@ -51,6 +51,8 @@ KINDS = {name: {"properties": {"b": {"const": i}}, "required": ["b"]} for i, nam
         # What one branch names is unknown in the other, and comes last there.
         ({**named("c"), "anyOf": [named("b"), named("a", required=["a"])]}, "cab cba"),
         ({"anyOf": [named("b"), named("a", required=["a"])], **named("c")}, "acb bca"),
+        # Choices that name no others than an object's own properties keep their order.
+        ({"anyOf": [named("ba"), named("b", required=["a"])], **named("ab")}, "ab"),
         ({"anyOf": [named("b"), named("a", required=["a"])], "allOf": [named("c")]}, "acb bca"),
         ({"allOf": [named("c")], "anyOf": [named("b"), named("a", required=["a"])]}, "cab cba"),
         ({**named("ca"), "oneOf": list(KINDS.values())}, "cab"),

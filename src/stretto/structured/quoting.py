@@ -82,6 +82,8 @@ def _has(given: Ranges, code: int) -> bool:
 # that a pattern describes have no needless escapes, so other names become such keys.
 
 ANY_KEY = r"^[\s\S]*$"
+_CHOICES = ("anyOf", "oneOf")
+_ELSEWHERE = {"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if"}  # where more properties may be named
 _TOGETHER = ("properties", "patternProperties", "additionalProperties")
 
 
@@ -124,8 +126,24 @@ def _plain(schema: Any) -> Any:
     # The parser reads keywords in order, and that is the order of the properties they name.
     made: dict[str, Any] = {}
     for key, value in out.items():
-        made |= own if key == "properties" else {} if key in own else {key: value}
+        if key == "properties" or (key in _CHOICES and _adds_no_names(value, own["properties"])):
+            made |= own  # a choice among them that names no others keeps their order
+        if key not in own:
+            made[key] = value
     return made
+
+
+def _adds_no_names(choices: Any, names: Any) -> bool:
+    """Whether choices, as they stand, name no properties but those that an object has itself."""
+    listed = choices if isinstance(choices, list) and isinstance(names, dict) else [None]
+    return all(
+        isinstance(one, dict) and not _ELSEWHERE & one.keys() and _names(one) <= set(names) for one in listed
+    )
+
+
+def _names(schema: dict[str, Any]) -> set[str]:
+    named = schema.get("properties")
+    return set(named) if isinstance(named, dict) else set()
 
 
 def _within(key: str, value: Any) -> Any:
