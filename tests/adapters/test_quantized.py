@@ -84,7 +84,7 @@ def test_bytes_are_near_the_oracle(file, adapters, precision):
 @pytest.mark.parametrize("kernel", _native.kernel_names())
 @pytest.mark.parametrize("repack", [True, False])
 def test_a_row_has_the_same_bits_in_every_batch(file, adapters, kernel, repack, monkeypatch):
-    monkeypatch.setattr(kernel_sets, "chosen", lambda: kernel)
+    monkeypatch.setattr(kernel_sets, "select", lambda: kernel)
     alone = native(file, adapters, repack=repack)
     mixed = native(file, adapters, 2, repack=repack)
     # Long prompts, short ones and single tokens by turns, so that runs of rows begin and end anywhere.

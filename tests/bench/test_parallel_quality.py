@@ -59,7 +59,7 @@ def test_right_answers_are_counted(study):
 def test_only_the_named_ways_and_parts_are_measured_again(study, tmp_path):
     llm, file = mock_llm("Hello\nyou"), tmp_path / "found.json"
     kept = {"texts": {"greedy": {"rows": 1}}, "tasks": {"sampling": {"sums": {"rows": 7}}}}
-    study.measure(llm, llm, ["copies"], ["greedy"], kept, lambda: study.write(file, kept))
+    study.measure(llm, llm, ["copies"], ["greedy"], None, kept, lambda: study.write(file, kept))
     assert kept["texts"] == {"greedy": {"rows": 1}}
     assert list(kept["tasks"]) == ["greedy", "sampling"]  # in the order of the ways
     assert kept["tasks"]["sampling"] == {"sums": {"rows": 7}}

@@ -302,8 +302,8 @@ def test_the_first_branch_of_a_lookup_is_its_line(n):
 
 def test_a_draft_model_divides_where_it_is_uncertain():
     with tiny() as small:
-        certain = DraftModel(small, split=1.0).begin(small.tokenizer)
-        unsure = DraftModel(small, split=0.0).begin(small.tokenizer)
+        certain = DraftModel(small, split=1.0, least=0).begin(small.tokenizer)
+        unsure = DraftModel(small, split=0.0, least=0).begin(small.tokenizer)
         line = certain.propose(PROMPT, 4)
         assert certain.propose_branches(PROMPT, 4, 3) == [line]
         branches = unsure.propose_branches(PROMPT, 4, 3)
@@ -323,7 +323,7 @@ def test_a_model_drafts_trees_for_another():
     with tiny("llama") as large, tiny("qwen2") as small:
         options = {"max_tokens": 40, "ignore_eos": True, "seed": 2, "temperature": 0.3}
         plain = large.generate([1, 2, 3], **options)
-        for draft in (DraftModel(small), DraftModel(large, most=6), PromptLookup(1)):
+        for draft in (DraftModel(small, least=0), DraftModel(large, most=6, least=0), PromptLookup(1)):
             drafted = large.generate([1, 2, 3], draft=draft, draft_branches=3, **options)
             assert drafted.tokens == plain.tokens
         assert large.metrics.accepted_tokens > 0

@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from serving import endless, serving, until, visiting
+from stretto.server.generation.streams import get_streams
 from stretto.server.settings import RequestLimits
 
 CHAT = "/v1/chat/completions"
@@ -178,7 +179,8 @@ def test_it_is_kept_for_a_while():
         until(lambda: not server.state.generations)
         assert web.get(f"/stretto/streams/{name}").status_code == 404
         name, _ = begin(web, {**TALK, "max_tokens": 10}, enough=12)
-        until(lambda: web.get(f"/stretto/streams/{name}").status_code == 404)
+        until(lambda: not get_streams(server.state))
+        assert web.get(f"/stretto/streams/{name}").status_code == 404
 
 
 def test_a_key_has_only_so_many_that_nobody_reads():

@@ -222,7 +222,7 @@ router = make_router("Anthropic")
 @router.post("/v1/messages")
 async def messages(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation."""
-    if body.thread is not None:
+    if body.thread:
         reason = "thread: no conversation is kept here; leave it out, and send all messages"
         raise ApiError(400, reason, param="thread", code=NO_THREADS)
     settings = get_state(request).settings

@@ -230,13 +230,6 @@ class CountRequest(ForModel):
     speed: Literal["standard"] | None = None
 
 
-class Thread(Body):
-    """A conversation whose messages the server would keep."""
-
-    type: Literal["create", "continue"]
-    previous_message_id: Text | None = None
-
-
 class MessagesRequest(CountRequest):
     """`POST /v1/messages`."""
 
@@ -252,6 +245,6 @@ class MessagesRequest(CountRequest):
     inference_geo: Annotated[Text, Field(description=NEUTRAL)] | None = None
     user_profile_id: Annotated[Text, Field(description=LABEL)] | None = None
     workspace_id: Annotated[Text, Field(description=LABEL)] | None = None
-    thread: Thread | None = Field(
+    thread: Any = Field(
         None, description="Refused, in the way on which clients send the whole conversation instead."
     )
