@@ -231,6 +231,34 @@ def test_a_reload_in_the_middle_reads_the_same_answer_on(new_page, loaded):
         page.get_by_role("button", name="Stop").click()
 
 
+LOSES = """const real = window.fetch;
+window.fetch = async (...given) => {
+  const answer = await real(...given);
+  if (!String(given[0]).includes('/v1/chat')) return answer;
+  const {readable, writable} = new TransformStream(), abort = new AbortController();
+  answer.body.pipeTo(writable, {signal: abort.signal}).catch(() => {});
+  window.lose = () => abort.abort(new TypeError('lost'));
+  return new Response(readable, {status: answer.status, headers: answer.headers});
+};"""
+
+
+def test_a_reload_behind_a_lost_connection_reads_the_same_answer_on(new_page, loaded):
+    """As in Firefox, which tells a page that it leaves that its connections were lost."""
+    with loaded(endless()) as server:
+        page = new_page(f"{server.url}/#chat", script=LOSES)
+        send(page, done=False)
+        expect(prose(page)).to_contain_text("abcdefghijklm")
+        page.evaluate("lose()")
+        expect(page.locator("article.theirs")).to_contain_text("the connection was lost")
+        page.reload()
+        (running,) = server.state.generations
+        n = running.progress.tokens
+        until(lambda: answer(page).count() and len(prose(page).inner_text()) > n + 50)
+        assert server.state.generations == {running}
+        page.get_by_role("button", name="Stop").click()
+        until(lambda: not server.state.generations)
+
+
 def test_a_reload_behind_the_answers_end_gets_the_rest(new_page, loaded):
     says = ALPHABET[:400]
     with loaded(mock(says, 0.005)) as server:

@@ -9,6 +9,7 @@ import {definitions, run, runsHere} from './toolbox.js';
 import {given, ids, tokenOf} from './tree.js';
 
 export const ABANDONED_MS = 5000; // since its tab has written it
+const KEPT_MS = 60000; // by the server, without a reader
 const ALTERNATIVES = 8, SAVE_MS = 300, TOOL_ROUNDS = 8;
 const ENDS = ['timeout', 'repetition']; // told as "length"
 const CUT = ['unreachable', 'shutting_down'];
@@ -212,8 +213,11 @@ const statsOf = ({usage, timings}) => ({
 // After a reload: what this tab was writing is gone on with; what no tab writes any more gets the rest that the server has, and can be continued.
 export function resume() {
   for (const message of store.messages.values()) {
-    if (!message.running || isRunning(message)) continue;
-    if (message.running === tab) write(message);
+    if (isRunning(message)) continue;
+    // Firefox tells a page that it leaves that its connections were lost, so it is written down as that.
+    const isLost = message.finish === 'failed' && message.stream && Date.now() - message.touched < KEPT_MS;
+    if (!message.running) { if (isLost) write(message, true); }
+    else if (message.running === tab) write(message);
     else if (Date.now() - message.touched <= ABANDONED_MS) continue;
     else if (message.stream) write(message, true);
     else Object.assign(message, {running: null, finish: 'stopped'});
