@@ -42,9 +42,9 @@ class DraftModel:
     small = stretto.load("smollm2")
     large.generate(prompt, draft=stretto.DraftModel(small, most=4))
 
-    A draft ends before a token to which the small model gives a probability below `least`. With
-    `draft_branches` it divides where the small model is uncertain: at each token that is not its first choice
-    and has at least the probability `split`.
+    A draft of one line ends before a token to which the small model gives a probability below `least`. With
+    `draft_branches` it divides instead where the small model is uncertain: at each token that is not its
+    first choice and has at least the probability `split`.
     """
 
     def __init__(self, llm: Model, most: int = 4, split: float = 0.1, least: float = 0.3) -> None:
@@ -91,7 +91,9 @@ class ModelProposer:
             for _ in range(most):
                 row = fork.logits
                 token = int(row.argmax())
-                if token in self._ends or np.exp(row - row[token]).sum() * self._least > 1:
+                if token in self._ends:
+                    break
+                if self._least and np.exp(row - row[token]).sum() * self._least > 1:
                     break
                 draft.append(token)
                 fork.append(token)
