@@ -151,6 +151,6 @@ def test_pairs_have_the_bits_of_their_experts_alone(fmt, size):
 def test_blocks_fit_the_shared_memory_of_every_gpu(fmt, columns):
     part, cpu = packed(fmt, 16, columns), torch.device("cpu")
     for rows in (33, 64, 65, 4096):
-        assert octets.block_bytes(part, octets.tile_of(rows, part, cpu)) <= octets.LEAST_SHARED_BYTES
+        assert octets.block_bytes(part, octets.choose_tile(rows, part, cpu)) <= octets.LEAST_SHARED_BYTES
     for rows in (8, 16, 32):
         assert octets.block_bytes(part, (rows, *octets.EXPERTS_TILE)) <= octets.LEAST_SHARED_BYTES

@@ -66,7 +66,7 @@ class Chosen:
     each: int  # pairs that share a row of x
 
 
-def constants_of(part: Packed) -> dict[str, int]:
+def list_constants(part: Packed) -> dict[str, int]:
     """The constants that all kernels for a part share."""
     slices, batch, resident = cuda.best_shape(part)
     steps = part.part // part.layout.step
@@ -93,7 +93,7 @@ def round_rows(x: Tensor, part: Packed) -> Rounded:
     sizes = [places * 32 * groups, places * scales * 4, places * scales * sum_bytes]
     numbers, by, sums = torch.empty(sum(sizes), dtype=torch.uint8, device=x.device).split(sizes)
     found = Rounded(places, numbers, by, sums if sum_bytes else None)
-    constants = {**constants_of(part), "N": TILE_ROWS, "OUT": 0, "BIAS": 0, "ACT": 0, "X": TYPES[x.dtype]}
+    constants = {**list_constants(part), "N": TILE_ROWS, "OUT": 0, "BIAS": 0, "ACT": 0, "X": TYPES[x.dtype]}
     kernel = load("octets.cu", "octets", constants, x.device)
     arguments = c_void_p(address(x)), found.pointers, c_int(n), c_int(places)
     kernel.launch(-(-n * -(-groups // 8) // 4), 128, 0, arguments)
@@ -148,7 +148,7 @@ def few(
     rows = rounded.places if rounded else 1 if chosen else _power(n)
     n_rows = chosen.rows if chosen else part.rows
     constants = {
-        **constants_of(part), "N": n_rows, "X": READY if rounded else TYPES[x.dtype], "ROWS": rows,
+        **list_constants(part), "N": n_rows, "X": READY if rounded else TYPES[x.dtype], "ROWS": rows,
         "OUT": TYPES[out.dtype], "BIAS": int(bias is not None), "GATED": int(gated), "ACT": act,
         "EXPERTS": int(chosen is not None),
     }  # fmt: skip
@@ -168,7 +168,7 @@ def few(
 Tile = tuple[int, int, int, int]  # rows, warps, stages, blocks of a multiprocessor
 
 
-def tile_of(rows: int, part: Packed, device: Any) -> Tile:
+def choose_tile(rows: int, part: Packed, device: Any) -> Tile:
     """How many_octets.cu cuts so many rows, as measured on an H200."""
     if rows > 64 or part.rows > NARROW:
         return 64, 4, 2, 3
@@ -202,7 +202,7 @@ def many(
     device, n = out.device, len(out)
     if chosen is None:
         n_rows = part.rows
-        rows, block, stages, at_once = tile or tile_of(n, part, device)
+        rows, block, stages, at_once = tile or choose_tile(n, part, device)
         row_blocks = -(-n // rows)
     else:
         assert chosen.pairs is not None
@@ -211,8 +211,8 @@ def many(
     blocks = -(-n_rows // (TILE_ROWS * block))
     split = int(chosen is None and blocks * row_blocks < 2 * multiprocessors(device))
     constants = {
-        **constants_of(part), "N": n_rows, "ROWS": rows, "BLOCK": block, "STAGES": stages, "AT_ONCE": at_once,
-        "SPLIT": split,
+        **list_constants(part), "N": n_rows, "ROWS": rows, "BLOCK": block, "STAGES": stages,
+        "AT_ONCE": at_once, "SPLIT": split,
         "OUT": TYPES[out.dtype], "BIAS": int(bias is not None), "GATED": int(gated), "ACT": act,
         "EXPERTS": int(chosen is not None),
     }  # fmt: skip
@@ -246,7 +246,7 @@ def block_bytes(part: Packed, tile: Tile) -> int:
 
 def stage_bytes(part: Packed, rows: int, block: int) -> int:
     """Shared memory of a stage of many_octets.cu."""
-    batch, step, code = constants_of(part)["U"], part.layout.step, part.layout.code
+    batch, step, code = list_constants(part)["U"], part.layout.step, part.layout.code
     groups = batch * step // 32
     scales = groups // 8 if code >= SUPER_CODE else groups
     x = groups * rows * 32 + scales * rows * (4 + _extents(part)[2])

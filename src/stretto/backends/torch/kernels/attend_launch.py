@@ -56,7 +56,7 @@ def pieces(size: int, least: int = LEAST) -> tuple[int, int]:
     return (half, rest) if least <= half < size and rest < half else (whole, 0)
 
 
-def tile_of(rows: int, group: int, width: int, stored: int, n: int = 1, deep: bool = True) -> Tile:
+def choose_tile(rows: int, group: int, width: int, stored: int, n: int = 1, deep: bool = True) -> Tile:
     """The tile for items of `rows` rows: `group` heads a K/V head, heads padded to `width` numbers.
 
     K and V have `stored` bytes a number. Few rows `n` of a pass leave multiprocessors idle: their items have
@@ -186,7 +186,7 @@ class Call:
         self, items: Items, tile: Tile | None = None, pdl: bool | None = None, programs: int = 0
     ) -> None:
         """Compute items of one kind."""
-        tile = tile or tile_of(items.block, self.group, self.width, self.stored, self.n, self.deep)
+        tile = tile or choose_tile(items.block, self.group, self.width, self.stored, self.n, self.deep)
         kind = items.block, self.width, self.stored, self.device, tile
         tile = _FITTING.get(kind, tile)
         while True:

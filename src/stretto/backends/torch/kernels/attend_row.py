@@ -17,7 +17,7 @@ from stretto.backends.torch.kernels.rowwise import angles, turned
 
 
 @triton.jit
-def pieces_of(n, BLOCK: tl.constexpr, FEW: tl.constexpr, MOST: tl.constexpr, TURNS: tl.constexpr):
+def count_pieces(n, BLOCK: tl.constexpr, FEW: tl.constexpr, MOST: tl.constexpr, TURNS: tl.constexpr):
     """How many pieces n entries are cut into, and how many entries each has.
 
     FEW pieces of whole blocks, as long as each has no more than TURNS blocks; then more, up to MOST.
@@ -100,7 +100,7 @@ def attend_row(
     of = tl.minimum(h * G + g, H - 1)  # the head
     begin = tl.load(row_firsts)
     last = tl.load(row_lengths) - 1
-    pieces, each = pieces_of(last - begin, BLOCK, FEW, MOST, TURNS)
+    pieces, each = count_pieces(last - begin, BLOCK, FEW, MOST, TURNS)
     if piece > pieces:
         await_inputs(PDL)
         return

@@ -120,7 +120,7 @@ CHUNK = 1024  # pairs that a program looks at together
 
 
 @triton.jit
-def best_of(order, ids, N: tl.constexpr):
+def pick_best(order, ids, N: tl.constexpr):
     """The largest number and its id, the lower one of equals."""
     top = tl.max(order, 0)
     return top, tl.minimum(tl.min(tl.where(order == top, ids, N - 1), 0), N - 1)
@@ -137,15 +137,15 @@ def within_groups(
     sums = tl.full([GP], NEVER, tl.float32)
     for group in tl.static_range(GROUPS):
         mine = tl.where(ids // SIZE == group, order, NEVER)
-        total, at = best_of(mine, ids, N)
+        total, at = pick_best(mine, ids, N)
         for _ in tl.static_range(GROUP_BEST - 1):
             mine = tl.where(ids == at, NEVER, mine)
-            more, at = best_of(mine, ids, N)
+            more, at = pick_best(mine, ids, N)
             total += more
         sums = tl.where(g == group, total, sums)
     kept = ids < 0
     for _ in tl.static_range(GROUPS_USED):
-        total, group = best_of(sums, g, GROUPS)
+        total, group = pick_best(sums, g, GROUPS)
         kept = kept | (ids // SIZE == group)
         sums = tl.where(g == group, NEVER, sums)
     return tl.where(kept, order, NEVER)
@@ -178,7 +178,7 @@ def choose(
     experts = tl.zeros([UP], tl.int32)
     found = tl.full([UP], NEVER, tl.float32)
     for i in tl.static_range(USED):
-        weight, at = best_of(order, ids, N)
+        weight, at = pick_best(order, ids, N)
         if CORRECTED:
             weight = tl.sum(tl.where(ids == at, p, 0.0), 0)  # one number and zeros
         experts = tl.where(k == i, at, experts)

@@ -33,7 +33,7 @@ NONE = tl.constexpr(2147483647)
 
 
 @triton.jit
-def row_of(base, block, row):
+def locate_row(base, block, row):
     """A row's logits, and the slot of its mask (−1: none)."""
     # A distance from a buffer that is known to be aligned, not an address: so loads can be vectors.
     logits = base + tl.multiple_of(tl.load(block + row * WORDS), 4)
@@ -42,7 +42,7 @@ def row_of(base, block, row):
 
 
 @triton.jit
-def params_of(block, row):
+def load_params(block, row):
     """temperature, the logarithm of min-p, top-k, top-p."""
     floats = tl.load(block + row * WORDS + 6)
     temperature = (floats & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
@@ -53,7 +53,7 @@ def params_of(block, row):
 
 
 @triton.jit
-def uniform_of(block, row, step):
+def draw_uniform(block, row, step):
     """The random number that came with the row, or that its stream has for this step (Philox 4×64)."""
     uniform = tl.load(block + row * WORDS + 1).to(tl.float64, bitcast=True)
     draw = tl.load(block + row * WORDS + 5)
@@ -101,7 +101,7 @@ def a_little_below(x):
 
 
 @triton.jit
-def weight_of(tempered, top):
+def compute_weight(tempered, top):
     """e^(tempered − top) in float64; nothing below e^−60, which cannot change a sum that has a 1 in it."""
     depth = tempered.to(tl.float64) - top.to(tl.float64)
     return tl.where(depth < -60.0, 0.0, tl.exp(tl.maximum(depth, -60.0)))
@@ -112,7 +112,7 @@ def find_peaks(block, peaks, masks, n_vocab, n_peaks, n_words, TILE: tl.constexp
     """Of every stretch the largest logit that may come, or NaN if there is one among them."""
     row, part = tl.program_id(1), tl.program_id(0)
     if tl.load(block + row * WORDS) != 0:
-        logits, slot = row_of(peaks, block, row)
+        logits, slot = locate_row(peaks, block, row)
         stretch = part * TILE + tl.arange(0, TILE)
         ids = stretch[:, None] * STRETCH + tl.arange(0, STRETCH)[None, :]
         inside = ids // 4 * 4 < n_vocab  # the same for four at a time: rows are padded to fours
@@ -197,7 +197,7 @@ def draw(values, ids, shares, n, temperature, top, k, top_p, least, enough, unif
     BLOCK: tl.constexpr = 4096 // N
     at = tl.arange(0, N)
     tempered = tl.div_rn(tl.load(values + at, mask=at < n, other=float("-inf")), temperature)
-    weight = tl.where(at < n, weight_of(tempered, top), 0.0)
+    weight = tl.where(at < n, compute_weight(tempered, top), 0.0)
     tl.debug_barrier()
     tl.store(values + at, tempered, mask=at < n)
     tl.store(shares + at, weight, mask=at < n)
@@ -249,8 +249,8 @@ def select(
     at = tl.arange(0, PEAKS)
     token = 0
     if tl.load(block + row * WORDS) != 0:
-        logits, slot = row_of(peaks, block, row)
-        temperature, log_min_p, top_k, top_p = params_of(block, row)
+        logits, slot = locate_row(peaks, block, row)
+        temperature, log_min_p, top_k, top_p = load_params(block, row)
         peak = tl.load(peaks + row * n_peaks + at, mask=at < n_peaks, other=float("-inf"))
         code, best = wrong(peak)
         stretches += row * n_peaks
@@ -275,7 +275,7 @@ def select(
             least = top + log_min_p
             floor = a_little_below(least * temperature)
             floor = tl.where(few, float("-inf"), floor)
-            uniform = uniform_of(block, row, tl.load(steps))
+            uniform = draw_uniform(block, row, tl.load(steps))
             enough = uniform * 0.0 - 1.0
             k = top_k
             bound = top_k
@@ -352,7 +352,7 @@ def sum_exponentials(
     The token stands where the parameters of sampling have the number of a draw.
     """
     row, part = tl.program_id(1), tl.program_id(0)
-    logits, slot = row_of(peaks, block, row)
+    logits, slot = locate_row(peaks, block, row)
     every = tl.arange(0, PEAKS)
     best = tl.max(tl.load(peaks + row * n_peaks + every, mask=every < n_peaks, other=float("-inf")), 0)
     total = tl.zeros([STRETCH], tl.float64)

@@ -17,10 +17,10 @@ from stretto.backends.torch.kernels.sample import (
     WIDE,
     WORDS,
     allowed,
-    params_of,
-    row_of,
-    uniform_of,
-    weight_of,
+    compute_weight,
+    draw_uniform,
+    load_params,
+    locate_row,
     wrong,
 )
 
@@ -35,14 +35,14 @@ FOUND = tl.constexpr(2)  # none any more
 
 
 @triton.jit
-def key_of(x):
+def encode_key(x):
     """An integer for each number, in the same order; −0 and 0 are equals."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 @triton.jit
-def value_of(key):
+def decode_key(key):
     """The number of a key."""
     return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
 
@@ -50,7 +50,7 @@ def value_of(key):
 @triton.jit
 def as_key(x):
     """The key of one number, as int64."""
-    return tl.sum(key_of(tl.zeros([1], tl.float32) + x).to(tl.int64), 0)
+    return tl.sum(encode_key(tl.zeros([1], tl.float32) + x).to(tl.int64), 0)
 
 
 @triton.jit
@@ -63,7 +63,7 @@ def load_tempered(logits, slot, masks, n_words, n_vocab, temperature, stretch):
 
 
 @triton.jit
-def top_of(peaks, row, n_peaks, temperature, PEAKS: tl.constexpr):
+def find_top(peaks, row, n_peaks, temperature, PEAKS: tl.constexpr):
     """The highest tempered logit."""
     at = tl.arange(0, PEAKS)
     peak = tl.load(peaks + row * n_peaks + at, mask=at < n_peaks, other=float("-inf"))
@@ -71,7 +71,7 @@ def top_of(peaks, row, n_peaks, temperature, PEAKS: tl.constexpr):
 
 
 @triton.jit
-def step_of(low, high):
+def choose_step(low, high):
     """The distance of the keys that are tried between two bounds."""
     return tl.maximum((high - low + WAYS) // (WAYS + 1), 1)
 
@@ -79,7 +79,7 @@ def step_of(low, high):
 @triton.jit
 def narrow(low, high, ties, phase, enough, n, weight, top_k, top_p, top):
     """The state after a turn in which `n` numbers reached the keys, and weighed so much."""
-    each = weight_of(value_of(low.to(tl.int32)), top)
+    each = compute_weight(decode_key(low.to(tl.int32)), top)
     above = tl.max(weight, 0)  # of the lowest key: where the cut is found, what is above it
     if low == high:
         if phase == BY_COUNT:
@@ -93,7 +93,7 @@ def narrow(low, high, ties, phase, enough, n, weight, top_k, top_p, top):
             ties = tl.where(each > 0.0, tl.minimum(ties, needed), ties)
             phase = phase * 0 + FOUND
     else:
-        step = step_of(low, high)
+        step = choose_step(low, high)
         by_weight = phase == BY_WEIGHT
         reached = (by_weight & (weight >= enough)) | ((by_weight == 0) & (n >= top_k))
         n_reached = tl.sum(reached.to(tl.int64), 0)
@@ -115,9 +115,9 @@ def search(
     """
     part, row = tl.program_id(0), tl.program_id(1)
     if tl.load(tokens + row) == WIDE:
-        logits, slot = row_of(peaks, block, row)
-        temperature, _, top_k, top_p = params_of(block, row)
-        top = top_of(peaks, row, n_peaks, temperature, PEAKS)
+        logits, slot = locate_row(peaks, block, row)
+        temperature, _, top_k, top_p = load_params(block, row)
+        top = find_top(peaks, row, n_peaks, temperature, PEAKS)
         way = tl.arange(0, WAYS)
         if turn == 0:
             few = (top_k > 0) & (top_k < n_vocab)
@@ -152,14 +152,14 @@ def search(
             tl.store(state + 3, phase)
             tl.store(sums + turn * n_rows + row, enough)
         if phase != FOUND:
-            keys = low + step_of(low, high) * (1 + way)
+            keys = low + choose_step(low, high) * (1 + way)
             n = tl.zeros([STRETCH, WAYS], tl.int32)
             weight = tl.zeros([STRETCH, WAYS], tl.float64)
             for i in range(TILE):
                 x = load_tempered(logits, slot, masks, n_words, n_vocab, temperature, part * TILE + i)[0]
-                reaches = (key_of(x)[:, None] >= keys[None, :]) & (x > float("-inf"))[:, None]
+                reaches = (encode_key(x)[:, None] >= keys[None, :]) & (x > float("-inf"))[:, None]
                 n += reaches.to(tl.int32)
-                weight += tl.where(reaches, weight_of(x, top)[:, None], 0.0)
+                weight += tl.where(reaches, compute_weight(x, top)[:, None], 0.0)
             at = ((turn % 2 * n_rows + row) * n_parts + part) * WAYS + way
             tl.store(counts + at, tl.sum(n, 0))
             tl.store(heavies + at, tl.sum(weight, 0))
@@ -173,18 +173,18 @@ def tally(
     """Of each part, how many numbers equal the cut, and what those above it weigh. `states`: the last."""
     part, row = tl.program_id(0), tl.program_id(1)
     if tl.load(tokens + row) == WIDE:
-        logits, slot = row_of(peaks, block, row)
-        temperature, log_min_p, _, _ = params_of(block, row)
-        top = top_of(peaks, row, n_peaks, temperature, PEAKS)
+        logits, slot = locate_row(peaks, block, row)
+        temperature, log_min_p, _, _ = load_params(block, row)
+        top = find_top(peaks, row, n_peaks, temperature, PEAKS)
         cut = tl.load(states + row * STATE)
         n = tl.zeros([STRETCH], tl.int32)
         weight = tl.zeros([STRETCH], tl.float64)
         for i in range(TILE):
             x = load_tempered(logits, slot, masks, n_words, n_vocab, temperature, part * TILE + i)[0]
-            key = key_of(x)
+            key = encode_key(x)
             stays = (x >= top + log_min_p) & (x > float("-inf"))
             n += (stays & (key == cut)).to(tl.int32)
-            weight += tl.where(stays & (key > cut), weight_of(x, top), 0.0)
+            weight += tl.where(stays & (key > cut), compute_weight(x, top), 0.0)
         at = (row * n_parts + part) * WAYS
         tl.store(counts + at, tl.sum(n, 0))
         tl.store(heavies + at, tl.sum(weight, 0))
@@ -198,13 +198,13 @@ def pick(
     """The token at the random number on the line of what stays, in order of ids: first its part."""
     row = tl.program_id(0)
     if tl.load(tokens + row) == WIDE:
-        logits, slot = row_of(peaks, block, row)
-        temperature, log_min_p, _, _ = params_of(block, row)
-        top = top_of(peaks, row, n_peaks, temperature, PEAKS)
-        uniform = uniform_of(block, row, tl.load(steps))
+        logits, slot = locate_row(peaks, block, row)
+        temperature, log_min_p, _, _ = load_params(block, row)
+        top = find_top(peaks, row, n_peaks, temperature, PEAKS)
+        uniform = draw_uniform(block, row, tl.load(steps))
         cut = tl.load(states + row * STATE)
         ties = tl.load(states + row * STATE + 2)
-        each = weight_of(value_of(cut.to(tl.int32)), top)
+        each = compute_weight(decode_key(cut.to(tl.int32)), top)
         parts = tl.arange(0, PARTS)
         at = (row * n_parts + parts) * WAYS
         tied = tl.load(counts + at, mask=parts < n_parts, other=0).to(tl.int64)
@@ -222,12 +222,12 @@ def pick(
         last = -1
         for i in range(TILE):
             x, ids = load_tempered(logits, slot, masks, n_words, n_vocab, temperature, part * TILE + i)
-            key = key_of(x)
+            key = encode_key(x)
             stays = (x >= top + log_min_p) & (x > float("-inf"))
             equal = stays & (key == cut)
             order = n_tied + tl.cumsum(equal.to(tl.int64), 0)
             stays = stays & ((key > cut) | (equal & (order <= ties)))
-            inner = total + tl.cumsum(tl.where(stays, weight_of(x, top), 0.0), 0)
+            inner = total + tl.cumsum(tl.where(stays, compute_weight(x, top), 0.0), 0)
             found = tl.minimum(found, tl.min(tl.where(stays & (inner > target), ids, NONE), 0))
             last = tl.maximum(last, tl.max(tl.where(stays, ids, -1), 0))
             n_tied += tl.sum(equal.to(tl.int64), 0)
@@ -275,8 +275,8 @@ def weigh(block, peaks, masks, weights, n_vocab, n_peaks, n_words, PEAKS: tl.con
     """What the stretches of a row weigh, if all of it is drawn from or shared by top-p."""
     row, part = tl.program_id(1), tl.program_id(0)
     if tl.load(block + row * WORDS) != 0:
-        logits, slot = row_of(peaks, block, row)
-        temperature, log_min_p, top_k, top_p = params_of(block, row)
+        logits, slot = locate_row(peaks, block, row)
+        temperature, log_min_p, top_k, top_p = load_params(block, row)
         few = (top_k > 0) & (top_k < n_vocab)
         whole = (few == 0) & (temperature > 0) & ((top_p < 1.0) | (log_min_p == float("-inf")))
         if whole:
@@ -315,7 +315,7 @@ def draw_from_all(
     ids = stretch * STRETCH + tl.arange(0, STRETCH)
     x = tl.load(logits + ids, mask=ids < n_vocab, other=float("-inf"))
     x = allowed(x, ids, ids < n_vocab, masks, slot, n_words)
-    weight = weight_of(tl.div_rn(x, temperature), top)
+    weight = compute_weight(tl.div_rn(x, temperature), top)
     inner = before + tl.cumsum(weight, 0)
     token = tl.min(tl.where((weight > 0.0) & (inner > target), ids, NONE), 0)
     return tl.where(token == NONE, tl.max(tl.where(weight > 0.0, ids, -1), 0), token)
@@ -328,14 +328,14 @@ def draw_whole(
     """The tokens of rows that `select` has left and that are drawn from whole."""
     row = tl.program_id(0)
     if tl.load(tokens + row) == WIDE:
-        logits, slot = row_of(peaks, block, row)
-        temperature, log_min_p, top_k, top_p = params_of(block, row)
+        logits, slot = locate_row(peaks, block, row)
+        temperature, log_min_p, top_k, top_p = load_params(block, row)
         few = (top_k > 0) & (top_k < n_vocab)
         if (few | (top_p < 1.0) | (log_min_p > float("-inf"))) == 0:
             at = tl.arange(0, PEAKS)
             peak = tl.load(peaks + row * n_peaks + at, mask=at < n_peaks, other=float("-inf"))
             top = tl.div_rn(wrong(peak)[1], temperature)
-            uniform = uniform_of(block, row, tl.load(steps))
+            uniform = draw_uniform(block, row, tl.load(steps))
             weights += row * n_peaks
             token = draw_from_all(
                 logits, slot, masks, n_words, n_vocab, weights, n_peaks, temperature, top, uniform, PEAKS
