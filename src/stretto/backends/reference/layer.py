@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -218,7 +219,7 @@ class Pass:
             mask[row, self.placement.views[view]] = True
         return mask
 
-    @property
+    @cached_property
     def view_lengths(self) -> Ints:
         """int32[n]: how many cells the whole view of each row has."""
         views = self.placement.views
