@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stretto import hooks, parallel, tasks, tools
     from stretto.backends.base import Batch
     from stretto.drafts import DraftModel, PromptLookup
-    from stretto.engine import Limits, Result, Sequence, Step, Token
+    from stretto.engine import Edit, Limits, Result, Sequence, Step, Token
     from stretto.engine.params import Options
     from stretto.engine.types import ToolCall
     from stretto.errors import (
@@ -54,7 +54,7 @@ os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
 _HOMES = {
     "stretto.backends.base": ("Batch",),
     "stretto.drafts": ("DraftModel", "PromptLookup"),
-    "stretto.engine": ("Limits", "Result", "Sequence", "Step", "Token"),
+    "stretto.engine": ("Edit", "Limits", "Result", "Sequence", "Step", "Token"),
     "stretto.engine.params": ("Options",),
     "stretto.engine.types": ("ToolCall",),
     "stretto.errors": (
@@ -91,6 +91,7 @@ __all__ = [
     "Cancelled",
     "ContextOverflow",
     "DraftModel",
+    "Edit",
     "Grammar",
     "GrammarsBusy",
     "Guide",

@@ -126,6 +126,7 @@ def test_json(ask):
             "completion_tokens": 4,
             "cached_tokens": 0,
             "reasoning_tokens": 0,
+            "edit_mode": None,
             "total_tokens": 6,
         },
         "seed": 5,

@@ -12,6 +12,6 @@ from stretto.engine.engine import Engine
 from stretto.engine.limits import Limits
 from stretto.engine.request import Request
 from stretto.engine.sequence import Sequence
-from stretto.engine.types import Result, Step, Timings, Token, Usage
+from stretto.engine.types import Edit, Result, Step, Timings, Token, Usage
 
-__all__ = ["Engine", "Limits", "Request", "Result", "Sequence", "Step", "Timings", "Token", "Usage"]
+__all__ = ["Edit", "Engine", "Limits", "Request", "Result", "Sequence", "Step", "Timings", "Token", "Usage"]

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from stretto.backends.base import Backend
 from stretto.cache.cells import Cells
+from stretto.cache.items import ImageToken
 from stretto.cache.prefix import CacheKey, Domain, PrefixCache
 from stretto.cache.radix import common
 from stretto.cache.slots import Slots
@@ -153,6 +154,20 @@ class CellPool:
         self.tracks[twin.id] = twin
         return twin
 
+    def branch(self, track: Track, n: int, start: int, tokens: list[int]) -> Track:
+        """A track that shares the first n tokens' cells with another, and has others from `start` on."""
+        twin = self._bare_track(RandomStream(0))
+        twin.domain, twin.mix = track.domain, track.mix
+        self.cells.copy(track.id, twin.id, 0, start)
+        twin.tokens = track.tokens[:n]
+        twin.exact = None if track.exact is None or track.exact >= n else track.exact
+        if self.cells.end(twin.id) != start:  # behind a hole
+            twin.resume, twin.exact = start, n if twin.exact is None else twin.exact
+        twin.has_images = ImageToken in map(type, twin.tokens)
+        twin.extend(tokens)
+        self.tracks[twin.id] = twin
+        return twin
+
     def _bare_track(self, random: RandomStream) -> Track:
         track = Track(self.cells, self.new_id(), self.context_length, random)
         if self.slots is not None and self.slots.max_checkpoints and self.prefix_cache:
@@ -182,11 +197,15 @@ class CellPool:
         """Keep a track's first tokens only."""
         n_gone = len(track) - n_tokens
         if n_gone > 0:
-            track.end_draft()
-            if track.n_placed > n_tokens:
-                self.cells.remove_cells(track.id, self.cells.view(track.id)[n_tokens:])
+            self.rollback_cells(track, n_tokens)
             del track.tokens[n_tokens:]
-            track.logits = None
+
+    def rollback_cells(self, track: Track, n_tokens: int) -> None:
+        """Keep the cells of a track's first tokens only; the others are pending."""
+        track.end_draft()
+        if track.n_placed > n_tokens:
+            self.cells.remove_cells(track.id, self.cells.view(track.id)[n_tokens:])
+        track.logits = None
 
     # -- the prefix cache --
 

@@ -297,6 +297,9 @@ class Runner(CellPool):
         if len(old):
             self.backend.copy_cells(old, new)
         moved = self.cells.shift(sequence, start, stop, delta)
+        if not delta and lag:  # only rotated positions change
+            view, positions = self.cells.view(sequence), self.cells.sequence_positions(sequence)
+            moved = view[(positions >= start) & (positions < (np.inf if stop is None else stop))].copy()
         if len(moved):
             if lag and self.cells.lags is not None:
                 self.cells.lags[moved] -= lag

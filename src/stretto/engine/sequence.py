@@ -18,7 +18,7 @@ from stretto.engine.adapters import Parts
 from stretto.engine.engine import Engine
 from stretto.engine.params import sampling_params
 from stretto.engine.track import Track
-from stretto.engine.types import Step
+from stretto.engine.types import Edit, EditMode, Step
 from stretto.errors import InvalidRequest
 from stretto.options.documenting import document_options
 from stretto.options.generating import SAMPLING
@@ -235,15 +235,19 @@ class Sequence:
 
         An image is a `stretto.Image`, a PIL image, an array, the bytes of a file, or a `pathlib.Path`.
         """
+        tokens = self._token_ids(what)
+        with self._engine.lock:
+            self._check_usable()
+            self._track.extend(tokens)
+
+    def _token_ids(self, what: int | str | Iterable[int] | ImageLike) -> list[int]:
+        """Checked ids of what a caller gives as tokens."""
         if isinstance(what, str):
             what = self._engine.tokenizer.encode(what)
         elif is_image(what):
             what = self._runner.image_tokens(what, self._track.domain.salt)
         several: Any = [what] if isinstance(what, (int, np.integer)) else what
-        tokens = self._runner.check_tokens(several)
-        with self._engine.lock:
-            self._check_usable()
-            self._track.extend(tokens)
+        return self._runner.check_tokens(several)
 
     # -- editing --
 
@@ -265,15 +269,57 @@ class Sequence:
         with self._engine.lock:
             self.remove(position, max(self.position, check_position("position", position)))
 
-    def remove(self, start: int, stop: int, *, close: bool = False) -> None:
+    def remove(self, start: int, stop: int, *, close: bool = False, mode: EditMode | None = None) -> Edit:
         """Remove the tokens at start ≤ position < stop.
 
         A hole stays: later tokens keep their positions. `close=True` moves them down instead, and rotates
-        their keys to the new positions.
+        their keys to the new positions. With a `mode` they move down too: see `replace`.
         """
+        if mode is not None:
+            if close:
+                raise InvalidRequest(
+                    "close is what a mode does already; give one of them", param="close", value=close
+                )
+            return self.replace(start, stop, (), mode=mode)
         with self._engine.lock:
             self._check_usable()
-            editing.remove(self._runner, self._track, start, stop, close, self._compute)
+            return editing.remove(self._runner, self._track, start, stop, close, self._compute)
+
+    def replace(
+        self,
+        start: int,
+        stop: int,
+        what: int | str | Iterable[int] | ImageLike,
+        *,
+        mode: EditMode = "recompute",
+    ) -> Edit:
+        """Put tokens, or what `append` takes, in the place of those at start ≤ position < stop.
+
+        Later tokens move up or down. Their K and V were computed with the tokens that were there before:
+
+        - "recompute": they are computed again, with the next logits. The sequence is then, bit for bit, as if
+          it had never been edited.
+        - "shift": their keys are rotated to the new positions, and nothing but the new tokens is computed.
+          What the removed tokens did to them stays done: an approximation.
+        - "heal": as "shift", but the tokens next to the edit and the last ones are computed again.
+
+        Where tokens cannot be moved (recurrent layers, or a backend that cannot rotate keys) they are
+        computed again from the last checkpoint on. The result names the mode that was used, and why.
+
+        >>> seq.replace(120, 1644, "[output removed]", mode="heal").recomputed
+        96
+        """
+        tokens = self._token_ids(what)
+        with self._engine.lock:
+            self._check_usable()
+            return editing.replace(self._runner, self._track, start, stop, tokens, mode, self._compute)
+
+    def insert(
+        self, at: int, what: int | str | Iterable[int] | ImageLike, *, mode: EditMode = "recompute"
+    ) -> Edit:
+        """Put tokens, or what `append` takes, before the token at a position, in a mode of `replace`."""
+        at = check_position("at", at)
+        return self.replace(at, at, what, mode=mode)
 
     def shift(self, start: int, stop: int | None = None, *, by: int) -> None:
         """Move the tokens at start ≤ position < stop by some positions, and rotate their keys with them.

@@ -19,6 +19,7 @@ from stretto.cache.prefix import COMMON, CacheKey, Domain
 from stretto.cache.slots import Slots
 from stretto.drafts.base import NO_DRAFT, ROOT, DraftTree
 from stretto.engine.tokens import add_vectors, uncut
+from stretto.engine.types import Approximate
 from stretto.errors import ContextOverflow, InvalidRequest
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.rng import RandomStream
@@ -205,6 +206,7 @@ class Track:
         "draft_base",
         "draft_lanes",
         "draft_rows",
+        "edit_mode",
         "exact",
         "has_images",
         "id",
@@ -240,6 +242,7 @@ class Track:
         self.resume: int | None = None  # the position of the first token without a cell, if not at the end
         self.logits: Row | DeviceRow | None = None  # of the last token, while they are valid
         self.exact: int | None = None  # leading tokens with K/V of an unedited text; None: all of them
+        self.edit_mode: Approximate | None = None  # of the last edit that left `exact` behind
         self.n_edits = 0
         self.running = False  # owned by a request: nothing else may change it
         self.unowned = False  # its handle is gone: the request that runs it closes it
@@ -320,6 +323,11 @@ class Track:
         return self.tokens[: n if self.exact is None else min(n, self.exact)]
 
     @property
+    def used_edit(self) -> Approximate | None:
+        """The mode of the last edit that left K/V of another text, if any did."""
+        return None if self.exact is None else self.edit_mode
+
+    @property
     def cache_key(self) -> CacheKey:
         """What the prefix cache finds it by: its tokens, those of images without pixels, and its domain."""
         return CacheKey(bare(self.tokens) if self.has_images else self.tokens, self.domain)
@@ -367,10 +375,11 @@ class Track:
                 limit=self.context_length,
             )
 
-    def edited(self, first: int) -> None:
+    def edited(self, first: int, mode: Approximate = "hole") -> None:
         """Note that from the token with this index on K/V are no longer those of an unedited text."""
         if first < len(self.tokens):
             self.exact = first if self.exact is None else min(first, self.exact)
+            self.edit_mode = mode
         self.logits = None
         self.n_edits += 1
 
@@ -416,7 +425,7 @@ class Track:
         self.resume = other.resume
         self.logits = None if other.logits is None else other.logits.copy()
         self.n_prompt = other.n_prompt
-        self.exact = other.exact
+        self.exact, self.edit_mode = other.exact, other.edit_mode
 
     def resync(self, start: int) -> None:
         """Read the tokens from the table of cells, which was changed by hand from position `start` on."""

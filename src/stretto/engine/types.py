@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "repetition", "timeout", "cancelled"]
+EditMode = Literal["recompute", "shift", "heal"]
+Approximate = Literal["shift", "heal", "hole"]  # modes that leave K and V which another text would not have
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,40 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Edit:
+    """What an edit of a sequence did, counted in tokens.
+
+    `mode` is the one that was used: "recompute", "shift" or "heal", and "hole" where later tokens kept their
+    positions. Where that is not the mode that was `asked` for, `reason` says why. `added` are new, `removed`
+    are gone. Of the others `kept` have the K and V that they had, `moved` of these with their keys rotated,
+    and `recomputed` are computed again: those next to the cut at once, others when logits are next needed.
+    `exact` tells whether the sequence now has the K and V of a text that never was edited.
+    """
+
+    mode: EditMode | Approximate
+    asked: EditMode | Approximate
+    added: int
+    removed: int
+    kept: int
+    moved: int
+    recomputed: int
+    exact: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Usage:
-    """Tokens counted: of the prompt, of those found in the cache, generated, and of those reasoning."""
+    """Tokens counted: of the prompt, of those found in the cache, generated, and of those reasoning.
+
+    `edit_mode` is that of the last edit which left K and V in the context that another text would not have:
+    "shift", "heal" or "hole". None: the context is as if it had never been edited.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    edit_mode: Approximate | None = None
 
     @property
     def total_tokens(self) -> int:

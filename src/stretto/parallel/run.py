@@ -321,7 +321,8 @@ class SetDecoder(OneTrack):
     @property
     def usage(self) -> Usage:
         """Tokens counted so far."""
-        return Usage(self._n_prompt, len(self.output.steps), min(self.track.n_cached, self._n_prompt))
+        n_cached = min(self.track.n_cached, self._n_prompt)
+        return Usage(self._n_prompt, len(self.output.steps), n_cached, edit_mode=self.track.used_edit)
 
     def result(self) -> ParallelText:
         """What has come up to now."""

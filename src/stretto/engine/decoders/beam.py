@@ -283,7 +283,11 @@ class BeamDecoder:
                 finish_reason=one.ending.reason,
                 stop_reason=one.ending.why,
                 usage=Usage(
-                    self._n_prompt, len(one.tokens), n_cached, one.thoughts.n_tokens if one.thoughts else 0
+                    self._n_prompt,
+                    len(one.tokens),
+                    n_cached,
+                    one.thoughts.n_tokens if one.thoughts else 0,
+                    self._first.used_edit,
                 ),
                 timings=replace(timings, n_decoded=max(0, len(one.tokens) - 1)),
                 seed=self._first.random.seed,

@@ -371,7 +371,7 @@ class PlainDecoder(OneTrack):
         thoughts = self.output.thoughts
         n_thought = 0 if thoughts is None else thoughts.n_tokens
         n_cached = min(self.track.n_cached, self.n_prompt)  # tokens that a grammar forces may be cached too
-        return Usage(self.n_prompt, len(self.output.tokens), n_cached, n_thought)
+        return Usage(self.n_prompt, len(self.output.tokens), n_cached, n_thought, self.track.used_edit)
 
     def result(self) -> Result:
         """The text and how it came about, once it has ended."""
