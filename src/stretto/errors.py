@@ -127,6 +127,14 @@ class QueueFull(StrettoError):
         self.n_waiting = n_waiting
 
 
+class ShareFull(QueueFull):
+    """A caller has as much under way as it may; `param` names the limit."""
+
+    def __init__(self, message: str, *, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
 class GrammarsBusy(QueueFull):
     """`n_waiting` grammars of this caller wait to be compiled, as many as allowed; try again later."""
 

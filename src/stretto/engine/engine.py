@@ -154,7 +154,10 @@ class Engine:
             return
         self._form = form = next(form for form in self.forms if form.fits(plan))
         n_tokens = form.run(plan)
-        n_tokens += form.take(plan)
+        n_looped = form.take(plan)
+        if plan.tokens:
+            self.scheduler.charge(plan, n_looped)
+        n_tokens += n_looped
         self._emit(plan, n_tokens, begun, accounted)
 
     def _emit(self, plan: Plan, n_tokens: int, begun: float, accounted: float) -> None:

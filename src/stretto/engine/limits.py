@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 from stretto.errors import wrong_value
@@ -62,6 +63,19 @@ class Limits:
     def max_states(self) -> int:
         """Sequences that can have a recurrent state at the same time: requests, and some of callers."""
         return self.max_running + HELD_SEQUENCES
+
+
+@dataclass(frozen=True)
+class Share:
+    """The owner of requests, its weight beside other owners, and the cells that its requests may ask for."""
+
+    owner: str = ""
+    weight: float = 1.0
+    max_cells: int | None = None
+
+
+COMMON_SHARE = Share()
+CURRENT_SHARE: ContextVar[Share] = ContextVar("share", default=COMMON_SHARE)  # of requests that are made now
 
 
 class Pace:

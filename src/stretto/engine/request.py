@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from stretto.engine.decoders.base import Decoder
+from stretto.engine.limits import CURRENT_SHARE
 from stretto.engine.metrics import Metrics
 from stretto.engine.output import Ending
 from stretto.engine.track import Source
@@ -48,6 +49,7 @@ class Request(Generic[D]):
         self.number = decoder.number = next(_numbers)  # the order of arrival
         self.call = self.number  # the same for all requests of a call, once they are queued
         self.order = (-float("inf") if urgent else -priority, self.number)  # in the queue
+        self.share = CURRENT_SHARE.get()
         self.urgent = urgent  # it goes first and counts for no limit: a caller computes a sequence
         self.deadline = None if timeout is None else time.monotonic() + timeout
         self.error: BaseException | None = None

@@ -1,12 +1,12 @@
 """Which tokens go into the next forward pass.
 
-Requests wait in order of priority, then of arrival. One is admitted when its prompt fits into the cells that
-are free or can be evicted; from then on it is in every pass. Requests that decode get their token first;
-prompts share what is left of the pass, the oldest first, in pieces small enough that no decoding request
-waits for longer than `max_step_ms`. Where one call has many texts beside those of others, its texts may take
-turns, and smaller calls begin before the rest of them (`sharing.py`). When the cells run out, the youngest
-request of the largest call is preempted: it goes back to the queue and later goes on from what is left of its
-cells.
+Requests wait in order of priority, then of arrival; those of several callers take turns (`shares.py`). One
+is admitted when its prompt fits into the cells that are free or can be evicted; from then on it is in every
+pass. Requests that decode get their token first; prompts share what is left of the pass, the oldest first, in
+pieces small enough that no decoding request waits for longer than `max_step_ms`. Where one call has many
+texts beside those of others, its texts may take turns, and smaller calls begin before the rest of them
+(`sharing.py`). When the cells run out, the youngest request of the largest call is preempted: it goes back to
+the queue and later goes on from what is left of its cells.
 
 The scheduler plans and changes nothing but its own queue; the engine applies the plan.
 """
@@ -15,16 +15,17 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 
 from stretto.cache.radix import common
 from stretto.engine.decoders.base import Decoder
 from stretto.engine.encoding import Encoding
-from stretto.engine.limits import Limits, Pace
+from stretto.engine.limits import Limits, Pace, Share
 from stretto.engine.request import AnyRequest, Changes
 from stretto.engine.runner import Match, Runner, States, Work
+from stretto.engine.shares import Turns, check_cells, count_owners, find_largest
 from stretto.engine.sharing import Places, RowCosts, shared_rows
 from stretto.engine.track import Source, Track
 from stretto.errors import QueueFull
@@ -46,6 +47,7 @@ class Plan:
     - `repeats`: the next step is the same for the same requests, of which some may have ended; whoever took
       this one's tokens says so, and `work` stays as it was
     - `is_shared`: by calls of different sizes; `n_learned`: times that the costs of rows changed since
+    - `tokens`: of each caller, where there are several
     """
 
     admitted: list[tuple[AnyRequest, list[tuple[Track, Match]]]] = field(default_factory=list)
@@ -64,6 +66,7 @@ class Plan:
     repeats: bool = False
     is_shared: bool = False
     n_learned: int = 0
+    tokens: dict[Share, int] = field(default_factory=dict)
 
     @property
     def is_short(self) -> bool:
@@ -85,6 +88,7 @@ class Scheduler:
         self.limits = limits
         self.pace = Pace()
         self.row_costs = RowCosts()
+        self.turns = Turns()
         self.waiting: list[AnyRequest] = []
         self.running: list[AnyRequest] = []
         self.changes = Changes()
@@ -103,18 +107,27 @@ class Scheduler:
             self.row_costs.learn(n_tokens, seconds)
             self._last.n_learned += 1
 
+    def charge(self, plan: Plan, n_looped: int) -> None:
+        """Count the tokens of a step for their owners; the only request may have looped for some more."""
+        self.turns.charge(plan.tokens)
+        if n_looped:
+            self.turns.charge({plan.requests[0].share: n_looped})
+
     # -- the queue --
 
     def add(self, requests: tuple[AnyRequest, ...]) -> None:
         """Put the requests of a call into the queue, behind those of their priority."""
         if not self.has_room:
             self.sweep()
-        if not self.has_room and not all(request.urgent for request in requests):
+        share = requests[0].share
+        if not (self._has_room_for(share) or all(request.urgent for request in requests)):
             self._runner.metrics.refused += 1
             n, most = self._n_calls, self.limits.max_queue
             raise QueueFull(
                 f"{n} requests wait already, and max_queue is {most}; try again later", n_waiting=n
             )
+        check_cells(requests, self._present)
+        self.turns.enter(share, self._present)
         for request in requests:
             insort(self.waiting, request, key=_order)
             for one in (request, *request.siblings):
@@ -127,6 +140,18 @@ class Scheduler:
     def has_room(self) -> bool:
         """Whether another call may wait; one that finds nothing running starts at once."""
         return self._n_calls < self.limits.max_queue or self.idle
+
+    def _has_room_for(self, share: Share) -> bool:
+        """The same for a call of one owner: a queue that others have filled has room for its part of it."""
+        if self.has_room:
+            return True
+        n = len({request.share.owner for request in self.waiting} | {share.owner})
+        own = {request.call for request in self.waiting if request.share.owner == share.owner}
+        return n > 1 and len(own) < self.limits.max_queue // n
+
+    @property
+    def _present(self) -> chain[AnyRequest]:
+        return chain(self.running, self.waiting)
 
     @property
     def _n_calls(self) -> int:
@@ -217,8 +242,11 @@ class Scheduler:
             self._runner.tidy()  # first: cells that can be evicted are counted
         plan = Plan()
         shared: dict[int, int] = {}  # tokens that tracks will share, by id
+        has_turns = self.turns.has_several and count_owners(self._present) > 1
         if self.waiting:
-            self._plan_admissions(plan, shared)
+            self._plan_admissions(plan, shared, has_turns)
+            if plan.is_short:  # a request of somebody who has too much goes first
+                return plan
         decoding: list[Work] = []
         prompts: list[Work] = []
         n_sources = n_tokens = n_plain = 0
@@ -257,6 +285,14 @@ class Scheduler:
                 else:
                     prompts.append((source, n))
                     prompt_calls.append(request.call)
+        of = self._find_shares(requests) if has_turns else {}  # by ids of sources
+        if of and n_tokens > self.limits.max_running < len(decoding):
+            owners = [of[id(source)].owner for source, _ in decoding]
+            chosen = shared_rows(decoding, owners, [], RowCosts(), self.limits.max_running)
+            n_plain = len(chosen) if n_plain == len(decoding) else 0
+            n_tokens, decoding, is_shared = sum([n for _, n in chosen]), chosen, False
+        if of and len(prompts) > 1:
+            prompts.sort(key=lambda work: self.turns.rank(of[id(work[0])]))
         if is_shared and decoding:
             chosen = shared_rows(decoding, calls, prompt_calls, self.row_costs, self.limits.max_running)
             n_tokens += sum([n for _, n in chosen]) - sum([n for _, n in decoding])
@@ -280,12 +316,18 @@ class Scheduler:
                     plan.hidden = self._cut(plan.hidden, room, shared)
                 else:
                     plan.hidden = self._whole(plan.hidden, room)
+        if of:
+            plan.tokens = _count_tokens(chain(plan.work, plan.hidden), of)
         plan.only_decodes = n_plain == len(plan.work) and not plan.hidden
         if not plan.only_decodes or n_plain > self._runner.cells.n_free:
             self._check_cells(plan)
         if self._runner.states is not None and (plan.work or plan.hidden):
             self._check_slots(plan, self._runner.states)
         return plan
+
+    @staticmethod
+    def _find_shares(requests: list[AnyRequest]) -> dict[int, Share]:
+        return {id(source): one.share for one in requests if not one.finished for source in one.sources}
 
     def _n_planned(self, plan: Plan, source: Source, decoder: Decoder, shared: dict[int, int]) -> int | None:
         """How many tokens of a source can be computed now; None if it has to wait."""
@@ -391,12 +433,13 @@ class Scheduler:
 
     # -- admission --
 
-    def _plan_admissions(self, plan: Plan, shared: dict[int, int]) -> None:
+    def _plan_admissions(self, plan: Plan, shared: dict[int, int], has_turns: bool) -> None:
         max_running = self.limits.max_running
         places = Places(self.running, max_running)
+        queue = self.turns.in_order(self.waiting) if has_turns else self.waiting
         n_pending = 0  # less what is shared
         computing: list[tuple[Track, int]] | None = None
-        for request in islice(places.candidates(self.waiting), 2 * max_running):  # however long the queue is
+        for request in islice(places.candidates(queue), 2 * max_running):  # however long the queue is
             if computing is None:
                 n_pending = sum([running.n_pending for running in self.running])
                 computing = [found for running in self.running for found in self._computing(running, shared)]
@@ -405,6 +448,8 @@ class Scheduler:
             matches = self._matches(request)
             wanted = n_pending + request.n_pending - sum(match.n for _, match in matches)
             if not self._fits(plan, request, matches, wanted):
+                if has_turns and not plan.admitted:
+                    self._take_turn(plan, request, wanted)
                 return
             plan.admitted.append((request, matches))
             n_pending = wanted
@@ -413,6 +458,12 @@ class Scheduler:
                 if match.n:
                     shared[track.id] = match.n
             computing += self._computing(request, shared)
+
+    def _take_turn(self, plan: Plan, request: AnyRequest, wanted: int) -> None:
+        """Preempt a request of whoever has most cells for the first one of an owner that has none running."""
+        if all(one.share.owner != request.share.owner for one in self.running):
+            plan.victim = find_largest(self.running, request.share)
+            plan.missing_cells = wanted if plan.victim is not None else 0
 
     def _matches(self, request: AnyRequest) -> list[tuple[Track, Match]]:
         """The prefixes that the tracks of a request can share."""
@@ -467,6 +518,14 @@ class Scheduler:
                     track.checkpoints.want(n_common)  # or else there is nothing to go on from
                 return True
         return False
+
+
+def _count_tokens(work: Iterable[Work], of: dict[int, Share]) -> dict[Share, int]:
+    tokens: dict[Share, int] = {}
+    for source, n in work:
+        share = of[id(source)]
+        tokens[share] = tokens.get(share, 0) + n
+    return tokens
 
 
 def _order(request: AnyRequest) -> tuple[float, int]:

@@ -10,7 +10,7 @@ smaller call may still begin: those of larger calls take turns in the places tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -64,60 +64,87 @@ class Places:
     def __init__(self, running: list[AnyRequest], max_running: int) -> None:
         self._max_running = max_running
         self._texts: Counter[tuple[float, int]] = Counter()  # by call, with its priority's order
+        self._owned: Counter[str] = Counter()  # by owner
+        self._owners: dict[tuple[float, int], str] = {}  # of the calls
         for request in running:
             self.take(request)
 
     def take(self, request: AnyRequest) -> None:
         """Count a request that starts."""
         if not request.urgent:
-            self._texts[request.order[0], request.call] += request.n_texts
+            call = request.order[0], request.call
+            self._texts[call] += request.n_texts
+            self._owners[call] = request.share.owner
+            self._owned[request.share.owner] += request.n_texts
 
-    def candidates(self, waiting: list[AnyRequest]) -> Iterator[AnyRequest]:
+    def candidates(self, waiting: Iterable[AnyRequest]) -> Iterator[AnyRequest]:
         """The requests that find places, in the order of the queue; those taken meanwhile count.
 
         Smaller calls pass one that has to wait, if they are of its priority.
         """
         held: set[int] = set()  # calls that wait
-        held_order, held_texts = 0.0, ANY_NUMBER  # the smallest of them: larger ones need not be tried
+        held_order = 0.0
+        held_texts: dict[str, int] = {}  # of each owner's smallest: larger ones need not be tried
         for request in waiting:
             call = request.order[0], request.call
             if held and call[0] > held_order:
                 return
-            if request.call in held or (request.n_texts >= held_texts and call not in self._texts):
+            least = held_texts.get(request.share.owner, ANY_NUMBER)
+            if request.call in held or (request.n_texts >= least and call not in self._texts):
                 continue
-            if request.urgent or self._suffice(call, request.n_texts):
+            if request.urgent or self._suffice(call, request) or self._is_due(request):
                 yield request
                 continue
             held.add(request.call)
             held_order = call[0]
             if call not in self._texts:
-                held_texts = request.n_texts
+                held_texts[request.share.owner] = request.n_texts
 
-    def _suffice(self, call: tuple[float, int], n_texts: int) -> bool:
+    def _is_due(self, request: AnyRequest) -> bool:
+        """Whether its owner finds places, if no other keeps more of them than it has then."""
+        owner = request.share.owner
+        n = self._owned.get(owner, 0) + request.n_texts
+        others = [n_texts for other, n_texts in self._owned.items() if other != owner]
+        return bool(others) and sum([min(texts, n) for texts in others]) + n <= self._max_running
+
+    def _suffice(self, call: tuple[float, int], request: AnyRequest) -> bool:
         """Whether more texts of a call find places, if no call keeps more of them than it has then.
 
-        Calls that have passed it do not count. More texts than there are places start when no other runs.
+        Calls of its owner that have passed it do not count. More texts than there are places start when no
+        other runs.
         """
+        n_texts, owner = request.n_texts, request.share.owner
         n = self._texts.get(call, 0) + n_texts
-        counted = [others for key, others in self._texts.items() if key <= call or key[0] != call[0]]
+        counted = [
+            others
+            for key, others in self._texts.items()
+            if key <= call or key[0] != call[0] or self._owners[key] != owner
+        ]
         return not counted or sum([min(others, n) for others in counted]) + n_texts <= self._max_running
 
 
 def shared_rows(
-    decoding: list[Work], calls: list[int], others: list[int], costs: RowCosts, max_rows: int = ANY_NUMBER
+    decoding: list[Work],
+    calls: Sequence[Hashable],
+    others: Sequence[Hashable],
+    costs: RowCosts,
+    max_rows: int = ANY_NUMBER,
 ) -> list[Work]:
-    """The rows of a step, of those that decode and belong to these calls; `others` are calls of prompts."""
-    sizes = Counter(calls + others)
+    """The rows of a step, of those that decode and belong to these calls; `others` are calls of prompts.
+
+    Owners may stand for calls.
+    """
+    sizes: Counter[Hashable] = Counter([*calls, *others])
     base = min(sizes.values()) * len(sizes)
     room = min(costs.rows_beside(base), max_rows) - len(others)
     if len(decoding) <= room:
         return decoding
     most, largest = min(sizes.values()), max(sizes.values())  # of one call
-    texts = Counter(calls)
+    texts: Counter[Hashable] = Counter(calls)
     while most < largest and sum(min(n, most + 1) for n in texts.values()) <= room:
         most += 1
     by_age = sorted(range(len(decoding)), key=lambda i: len(decoding[i][0].track))
-    taken: Counter[int] = Counter()
+    taken: Counter[Hashable] = Counter()
     chosen: list[int] = []
     for i in by_age:
         if taken[calls[i]] < most:
