@@ -130,7 +130,7 @@ class QueueFull(StrettoError):
 class ShareFull(QueueFull):
     """A caller has as much under way as it may; `param` names the limit."""
 
-    def __init__(self, message: str, *, param: str) -> None:
+    def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
 

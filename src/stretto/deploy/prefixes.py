@@ -161,7 +161,7 @@ def _tenants(state: State) -> dict[str, bytes]:
     """The tenants by the salts of their prompts; one without a name where all keys share."""
     settings, callers = state.settings, state.callers
     found = {callers.nobody.salt: b""}
-    for key in (*settings.api_keys, *settings.admin_keys):
+    for key in settings.keys:
         salt = callers.find(b"Bearer " + key.encode()).salt
         if salt:
             found[salt] = hash_tenant(key)

@@ -146,6 +146,9 @@ class ServeOptions:
     checkpoint_bytes: int = 536870912
     max_running: int = 64
     max_queue: int = 256
+    key_requests: int | None = None
+    key_tokens: int | None = None
+    key_cells: int | None = None
     grace_seconds: float = 10.0
     log: Literal["quiet", "text", "json"] = "quiet"
     repeat_guard: bool = False

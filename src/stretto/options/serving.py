@@ -94,6 +94,16 @@ OWN = table(
 ) + table(
     Option("max_running", int, 64, "Requests that run at once.", low=1, high=1 << 16),
     Option("max_queue", int, 256, "Requests that wait; more are refused with 429.", low=0, high=1 << 16),
+    Option("key_requests", int | None, None,
+        "Requests of one key that may be there at once; more are refused with 429. A key with limits of its "
+        "own has them behind it: KEY requests=8 tokens=60000 cells=4096 weight=2.",
+        low=1, high=1 << 16, commands="serve"),
+    Option("key_tokens", int | None, None,
+        "Tokens a minute that may be computed for one key: of prompts, without cached ones, and of answers.",
+        low=1, high=1 << 40, commands="serve"),
+    Option("key_cells", int | None, None,
+        "Cells that the prompts of one key's requests may ask for together.",
+        low=1, high=1 << 40, commands="serve"),
     Option("max_seconds", float, 600.0, "What a request may take.",
         low=0, high=1e9, above=True, flag="--max-time", unit="seconds"),
     Option("max_body", int, 16 << 20, "Largest body of a request.", low=1, high=1 << 40, unit="bytes"),

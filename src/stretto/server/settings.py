@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from stretto.engine.params import check_combinations, request_params
 from stretto.errors import InvalidRequest
 from stretto.options.generating import BY_NAME, OPTIONS
 from stretto.options.keywords import ServeOptions
-from stretto.options.option import taken_by
+from stretto.options.option import check_number, taken_by
+from stretto.options.serving import BY_NAME as BY_SERVE
 from stretto.options.serving import LIMITS, SERVE
 from stretto.server.http.hosts import ANY, LOCAL, is_loopback, parse_host
 from stretto.text.loading import template_source
@@ -184,6 +186,47 @@ class RequestLimits:
 
 
 @dataclass(frozen=True)
+class KeyLimits:
+    """What a key may have: its weight beside others, requests at once, tokens a minute, cells of prompts."""
+
+    weight: float = 1.0
+    requests: int | None = None
+    tokens: int | None = None
+    cells: int | None = None
+
+
+NO_KEY_LIMITS = KeyLimits()
+_KEY_LIMITS = {"weight": None, **{name: BY_SERVE[f"key_{name}"] for name in ("requests", "tokens", "cells")}}
+
+
+def parse_key(text: str, usual: KeyLimits) -> tuple[str, KeyLimits]:
+    """A key, and its limits: those behind it, others as usual.
+
+    >>> parse_key("k-123 weight=2 requests=4", KeyLimits(tokens=1000))
+    ('k-123', KeyLimits(weight=2.0, requests=4, tokens=1000, cells=None))
+    """
+    key, *words = text.split()
+    found: dict[str, Any] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in _KEY_LIMITS or name in found:
+            raise InvalidRequest(
+                "an API key must be printable ASCII without spaces; only weight=, requests=, tokens= and "
+                f"cells= stand behind it, each once, not {word[:100]!r}",
+                param="api_key",
+            )
+        try:
+            found[name] = float(value) if name == "weight" else int(value)
+        except ValueError:
+            raise InvalidRequest(f"{name}= behind a key must be a number, not {value[:100]!r}") from None
+        if name == "weight":
+            check_number(name, found[name], 0.01, 100.0)
+        else:
+            BY_SERVE[f"key_{name}"].check(found[name], name)
+    return key, replace(usual, **found)
+
+
+@dataclass(frozen=True)
 class Settings(ServeOptions):
     """All settings. `memory` is the limit for all loaded models together; None: most of the free memory.
 
@@ -225,10 +268,12 @@ class Settings(ServeOptions):
         if not all(self.addresses):
             raise InvalidRequest(f"--host takes addresses with commas between them, not {self.host!r}")
         for key in (*self.api_keys, *self.admin_keys):
-            if not key or not key.isascii() or not key.isprintable() or " " in key:
+            if not key.strip() or not key.isascii() or not key.isprintable():
                 raise InvalidRequest("an API key must be printable ASCII without spaces, and not empty")
-        if set(self.api_keys) & set(self.admin_keys):
-            raise InvalidRequest("a key is both an --api-key and an --admin-key; an admin key is enough")
+        if len(self.keys) < len(self.api_keys) + len(self.admin_keys):
+            raise InvalidRequest(
+                "a key is both an --api-key and an --admin-key, or given twice; once is enough"
+            )
         if self.api_keys and self.no_auth:
             raise InvalidRequest("--api-key and --no-auth contradict each other; give one of them")
         if not self.loopback and not (self.api_keys or self.admin_keys or self.no_auth):
@@ -258,6 +303,21 @@ class Settings(ServeOptions):
             "kv": self.kv,
             "precision": self.precision,
         }
+
+    @cached_property
+    def keys(self) -> dict[str, tuple[bool, KeyLimits]]:
+        """All keys: whether each is an admin's, and its limits."""
+        usual = self.key_limits
+        found: dict[str, tuple[bool, KeyLimits]] = {}
+        for is_admin, texts in ((False, self.api_keys), (True, self.admin_keys)):
+            for key, limits in (parse_key(text, usual) for text in texts):
+                found[key] = is_admin, limits
+        return found
+
+    @property
+    def key_limits(self) -> KeyLimits:
+        """The limits of a caller whose key says nothing else."""
+        return KeyLimits(requests=self.key_requests, tokens=self.key_tokens, cells=self.key_cells)
 
     @property
     def loopback(self) -> bool:

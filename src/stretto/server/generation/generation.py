@@ -27,9 +27,10 @@ from stretto.server.http.errors import (
     translate,
     unsupported,
 )
+from stretto.server.http.keys import Keys
 from stretto.server.http.logs import log_request
 from stretto.server.http.registry import Lease, choose_adapter
-from stretto.server.http.state import State, get_caller, get_state
+from stretto.server.http.state import Caller, State, get_caller, get_state
 
 Value = TypeVar("Value")
 
@@ -76,7 +77,14 @@ class Generation:
         """One with a loaded model that has the verb."""
         state, since = get_state(request), time.monotonic()
         request.scope.setdefault("stretto", {}).setdefault("model", name)
-        return cls(state, await state.registry.lease(name, verb), since, request)
+        caller = get_caller(request)
+        use = state.part(Keys).of(caller)
+        use.enter(lambda: _count_tokens(state, caller))
+        try:
+            return cls(state, await state.registry.lease(name, verb), since, request)
+        except BaseException:
+            use.leave(None)
+            raise
 
     @property
     def left(self) -> float:
@@ -282,16 +290,17 @@ class Generation:
         """Cancel the texts and release the model. Closing twice is fine."""
         if self in self._state.generations:
             self._state.generations.discard(self)
-            self._note_summary()
+            summary = self._note_summary()
+            self._state.part(Keys).of(self.caller).leave(summary)
             if self.texts is not None:
                 self.texts.cancel()
             self.lease.release()
 
-    def _note_summary(self) -> None:
+    def _note_summary(self) -> Summary | None:
         """Put into the log line what the texts took."""
         found: Summary | None = None if self.texts is None else self.texts.summary
         if found is None:
-            return
+            return None
         seconds = {"queued_ms": found.queued, "first_token_ms": found.first_token}
         reasons = [reason or "cancelled" for reason in found.reasons]
         self.note(
@@ -301,6 +310,13 @@ class Generation:
             **{name: round(1e3 * value, 1) for name, value in seconds.items() if value is not None},
             finish_reason=",".join(dict.fromkeys(reasons)),
         )
+        return found
+
+
+def _count_tokens(state: State, caller: Caller) -> int:
+    """The tokens computed so far for the requests of a caller that run."""
+    steps = [one.progress for one in state.generations if one.caller.name == caller.name]
+    return sum(step.prompt_tokens - step.cached_tokens + step.tokens for step in steps)
 
 
 def _emptied(result: Result) -> Result:

@@ -213,6 +213,8 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
             return error
         case errors.GrammarsBusy():
             return ApiError(503, message, code="grammars_busy", retry_after=RETRY_SECONDS)
+        case errors.ShareFull():
+            return ApiError(429, message, param=error.param, code="key_limit", retry_after=RETRY_SECONDS)
         case errors.QueueFull():
             return ApiError(429, message, code="queue_full", retry_after=RETRY_SECONDS)
         case errors.CacheFull():

@@ -22,6 +22,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from stretto.engine.limits import CURRENT_SHARE
 from stretto.errors import InvalidRequest
 from stretto.server.generation.generation import REQUEST_ID
 from stretto.server.http.errors import CLIENT_GONE, ERROR_STATUS, ApiError, answer, note_error, translate
@@ -132,6 +133,7 @@ class Guard:
             if scope.get(CROWDED):
                 visit.extra.append(CLOSE)
             is_allowed = self._admit(scope, headers)
+            CURRENT_SHARE.set(scope[CALLER].share)
             if self._settings.origins and await self._preflight(scope, headers, visit, is_allowed):
                 return
             if scope["path"].startswith(UPLOADS):

@@ -9,9 +9,10 @@ from stretto import __version__
 from stretto.engine.metrics import Histogram, Metrics
 from stretto.llm import LLM
 from stretto.llm.base import EngineModel
+from stretto.server.http.keys import KINDS, Keys
 from stretto.server.http.logs import n_lost_lines
 from stretto.server.http.served_model import ServedModel
-from stretto.server.http.state import State
+from stretto.server.http.state import Caller, State
 from stretto.server.http.usage import process_facts
 
 Labels = dict[str, str]
@@ -53,9 +54,10 @@ HISTOGRAMS = {
 }
 
 
-def render(state: State) -> str:
-    """All metrics as text."""
-    return "\n".join(_labelled(line, state.labels) for line in _lines(state)) + "\n"
+def render(state: State, caller: Caller) -> str:
+    """All metrics as text; of keys those that the caller may see."""
+    lines = (*_lines(state), *_key_lines(state, caller))
+    return "\n".join(_labelled(line, state.labels) for line in lines) + "\n"
 
 
 def _labelled(line: str, labels: dict[str, str]) -> str:
@@ -128,6 +130,29 @@ def _model_metrics(
     for kind in ("free", "used"):
         cells = [(label, getattr(llm.cells, f"n_{kind}")) for label, _, llm in loaded]
         yield f"cells_{kind}", "gauge", f"cells {kind}", cells
+
+
+def _key_lines(state: State, caller: Caller) -> Iterator[str]:
+    """What keys have under way and have used."""
+    uses = [({"key": use.label}, use) for use in state.part(Keys).shown(caller)]
+    now, total = [(at, use.n_now) for at, use in uses], [(at, use.n_requests) for at, use in uses]
+    yield from metric("stretto_key_requests", "gauge", "requests of a key under way", now)
+    yield from metric("stretto_key_requests_total", "counter", "requests of a key", total)
+    tokens = [({**at, "kind": kind}, use.tokens[kind]) for at, use in uses for kind in KINDS]
+    yield from metric(
+        "stretto_key_tokens_total", "counter", "tokens of a key's requests that have ended", tokens
+    )
+    refused = [({**at, "limit": limit}, n) for at, use in uses for limit, n in sorted(use.refused.items())]
+    yield from metric(
+        "stretto_key_refused_total", "counter", "requests refused by a limit of the key", refused
+    )
+    limits = [
+        ({**at, "limit": name}, value)
+        for at, use in uses
+        for name, value in vars(use.limits).items()
+        if value is not None
+    ]
+    yield from metric("stretto_key_limit", "gauge", "limits of a key, and its weight", limits)
 
 
 def _tasks(models: list[ServedModel]) -> Iterator[str]:

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from fastapi import Request
 
+from stretto.engine.limits import COMMON_SHARE, Share
 from stretto.engine.metrics import HISTORY_SECONDS
 from stretto.engine.request import Progress
 from stretto.server.http.errors import CLIENT_GONE, ApiError
 from stretto.server.http.registry import Opener, Registry
-from stretto.server.settings import RequestLimits, Settings
+from stretto.server.settings import NO_KEY_LIMITS, KeyLimits, RequestLimits, Settings
 
 Part = TypeVar("Part")
 
@@ -39,7 +40,7 @@ class Caller:
     every start of the server. The salt keeps a caller's prompts in the prefix cache apart from others'; it
     is "" where they are shared. `shares`: its cells may be others' too, so only those of its running requests
     are known to be its own; an admin sees all of them anyway. The label is for the log: "key-2" or "admin-1",
-    by the order in which keys are given.
+    by the order in which keys are given. `share`: how its requests take turns with those of others.
     """
 
     name: str = ""
@@ -47,13 +48,15 @@ class Caller:
     salt: str = ""
     shares: bool = False
     label: str = ""
+    share: Share = COMMON_SHARE
+    limits: KeyLimits = NO_KEY_LIMITS
 
 
 class Callers:
     """The callers that the settings allow, by their keys."""
 
     def __init__(self, settings: Settings) -> None:
-        keys = dict.fromkeys(settings.api_keys, False) | dict.fromkeys(settings.admin_keys, True)
+        keys = settings.keys
         self._several = len(keys) + settings.no_auth > 1
         self._share = settings.share_prefixes
         self.are_apart = self._several and not self._share  # each has prefixes of its own
@@ -61,18 +64,19 @@ class Callers:
         self._known: dict[bytes, Caller] = {}
         self._keys: dict[str, bytes] = {}  # by the names of their callers
         numbers = {False: count(1), True: count(1)}
-        for key, admin in keys.items():
+        for key, (admin, limits) in keys.items():
             digest = self._digest(key.encode())
             label = f"{'admin' if admin else 'key'}-{next(numbers[admin])}"
-            caller = self._known[digest] = self._caller(digest.hex()[:16], admin, label)
+            caller = self._known[digest] = self._caller(digest.hex()[:16], admin, limits, label)
             self._keys[caller.name] = key.encode()
         self.need_keys = bool(keys) and not settings.no_auth
-        self.nobody = self._caller("", admin=not keys and settings.loopback)
+        self.nobody = self._caller("", not keys and settings.loopback, settings.key_limits)
 
-    def _caller(self, name: str, admin: bool, label: str = "") -> Caller:
+    def _caller(self, name: str, admin: bool, limits: KeyLimits, label: str = "") -> Caller:
         salt = name if self.are_apart else ""
         shares = self._several and self._share and not admin
-        return Caller(name, admin, salt, shares, label)
+        share = Share(name, limits.weight, limits.cells)
+        return Caller(name, admin, salt, shares, label, share, limits)
 
     def find(self, authorization: bytes, key: bytes = b"") -> Caller:
         """The caller with an Authorization header; raises unless it holds a known key, where one is needed.

@@ -25,6 +25,7 @@ from pydantic import Field
 from starlette.responses import FileResponse, Response
 from starlette.types import ASGIApp, Scope
 
+from stretto.engine.limits import CURRENT_SHARE
 from stretto.errors import StrettoError
 from stretto.server.generation.fields import LABEL, Body, Name
 from stretto.server.generation.generation import PRIORITY, REQUEST_ID
@@ -432,6 +433,7 @@ class Batches:
         body = json.dumps(asked["body"]).encode()
         scope: Scope = {"method": "POST", "path": path, CALLER: caller, REQUEST_ID: name, PRIORITY: LOW}
         scope["stretto"] = {}
+        CURRENT_SHARE.set(caller.share)
         status, since = 500, time.monotonic()
         assert self._app is not None
         try:

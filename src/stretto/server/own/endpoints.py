@@ -192,7 +192,9 @@ async def prometheus(request: Request) -> Response:
     """Metrics for Prometheus; those of llama-server under its names too."""
     state = get_state(request)
     started = metrics.start_header(time.monotonic() - state.started)
-    return PlainTextResponse(metrics.render(state), media_type=metrics.PROMETHEUS, headers=started)
+    return PlainTextResponse(
+        metrics.render(state, get_caller(request)), media_type=metrics.PROMETHEUS, headers=started
+    )
 
 
 @router.get("/stretto/hardware")

@@ -22,6 +22,7 @@ from stretto.engine.metrics import HISTORY_SECONDS
 from stretto.server.http.bodies import make_router
 from stretto.server.http.errors import ApiError, field_error, translate
 from stretto.server.http.history import Load, Watched, columns
+from stretto.server.http.keys import Keys
 from stretto.server.http.logs import LastLines
 from stretto.server.http.state import Caller, State, get_caller, get_state
 from stretto.server.http.streaming import DIRECT, OpenResponse, event
@@ -185,6 +186,8 @@ class Live:
         if self._figures and watcher.n_load != self._n_load:
             watcher.n_load = self._n_load
             events += [self._figures, self._requests_of(watcher.caller)]
+            if keys := [use.facts() for use in self.state.part(Keys).shown(watcher.caller)]:
+                events.append(event({"keys": keys}))
         if watcher.caller.admin:
             watcher.n_lines, lines = self.lines.since(watcher.n_lines)
             if lines:

@@ -13,7 +13,7 @@ const topic = () => wanted.cells && wanted.model || '', say = more => channel.po
 const suffices = (theirs, mine) => !mine || mine === theirs;
 
 export const live = {
-  state: {connected: false, problem: null, hello: null, stats: null, history: null, requests: [], logs: [], model: null},
+  state: {connected: false, problem: null, hello: null, stats: null, history: null, requests: [], keys: [], logs: [], model: null},
   // fn(state, event) is called with every event, and without one when the connection comes or goes.
   subscribe(fn) { watchers.add(fn); return () => watchers.delete(fn); },
   onCells(fn) { cellWatchers.add(fn); return () => cellWatchers.delete(fn); },
@@ -36,6 +36,7 @@ function take(event) {
   if (event.history) state.history = event.history;
   if (event.stats) state.stats = event.stats;
   if (event.requests) state.requests = event.requests;
+  if (event.keys) state.keys = event.keys;
   if (event.logs) state.logs = [...state.logs, ...event.logs].slice(-LOG_LINES);
   if (event.cells) for (const fn of [...cellWatchers]) fn(event.cells);
   if (!state.connected) { state.connected = true; tell(); }

@@ -56,13 +56,14 @@ if (live.state.history) { // it comes at the beginning of a connection; a new on
 }
 
 export default function Load() {
-  const {connected, stats, requests, logs} = useLive(), [span, set] = useState('900'), dark = useDark();
+  const {connected, stats, requests, keys, logs} = useLive(), [span, set] = useState('900'), dark = useDark();
   return html`<section class="wide"><h2>Load</h2>
     <${Choice} label="Show" inline value=${span} options=${SPANS} set=${set}/>
     ${!connected && !stats && html`<p class="soft">Waiting for the server’s figures.</p>`}
     <div class="charts">${CHARTS.map(chart => html`<${Chart} key=${chart.title} ...${chart} dark=${dark} span=${Number(span)}
       time=${columns.time.at(-1)}/>`)}</div></section>
     <${Replicas}/>
+    ${keys.length > 0 && html`<section class="wide"><h2>Keys</h2><${Keys} keys=${keys}/></section>`}
     <section class="wide"><h2>Requests</h2><${Requests} requests=${requests}/></section>
     ${logs.length > 0 && html`<section class="wide"><h2>Log</h2>
       <pre class="logs" tabindex="0" aria-label="The last lines of the log">${logs.slice(-100).join('\n')}</pre></section>`}`;
@@ -98,6 +99,15 @@ function Chart({title, series, factor = 1, span, time, dark}) {
   return html`<figure>
     <figcaption><b>${title}</b> ${now.map((one, i) => html`<span class=${`swatch s${i}`}>${one}</span> `)}</figcaption>
     <canvas ref=${canvas} role="img" aria-label=${`${title}: ${now.join(', ')}`}></canvas></figure>`;
+}
+
+// -- keys --
+
+function Keys({keys}) {
+  const of = (n, most) => most == null ? number(n) : `${number(n)} of ${number(most)}`;
+  const facts = ({requests, tokens, refused, limits}) => `${of(requests, limits.requests)} requests · ${of(tokens, limits.tokens)} tokens in the last minute${
+    limits.cells == null ? '' : ` · ${number(limits.cells)} cells at most`} · weight ${limits.weight}${refused ? ` · ${number(refused)} refused` : ''}`;
+  return html`<ul class="cards">${keys.map(one => html`<li key=${one.key} class="row"><span><b>${one.key}</b> ${facts(one)}</span></li>`)}</ul>`;
 }
 
 // -- requests --
