@@ -95,6 +95,7 @@ ALLOWED = {
         "Token",
         "engine.combinations",
         "engine.metrics",
+        "engine.limits",  # whose requests are made
         "engine.params",  # checks the operator's defaults
         "engine.request",  # how far a call is
         "engine.table",  # what a page shows of an engine

@@ -9,6 +9,8 @@ import pytest
 from playwright.sync_api import expect
 
 from serving import endless, serving, until
+from stretto.server.http.keys import Keys
+from stretto.server.settings import NO_KEY_LIMITS, KeyLimits
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -162,3 +164,15 @@ def test_axe_finds_nothing_and_a_phone_needs_no_sideways_scrolling(
     shot(page, f"load-{colors}")
     assert axe(page) == []
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
+def test_keys_are_shown_with_what_they_have_and_may_have(page, server):
+    use = server.state.part(Keys).of(server.state.callers.nobody)
+    use.limits = KeyLimits(requests=5, cells=1000)
+    ask = {"model": "mock", "prompt": "Hello", "max_tokens": 2}
+    n = 7 + use.used()
+    assert httpx.post(f"{server.url}/v1/completions", json=ask).status_code == 200
+    opened(page)
+    told = f"nobody 0 of 5 requests · {n:,} tokens in the last minute · 1,000 cells at most · weight 1"
+    expect(page.get_by_role("listitem").filter(has_text="nobody")).to_have_text(told)
+    use.limits = NO_KEY_LIMITS
