@@ -143,6 +143,35 @@ DECODERS: dict[str, Callable[[], Any]] = {
     "qwen3moe": lambda: t.Qwen3MoeForCausalLM(
         t.Qwen3MoeConfig(**sizes(**MOE, num_experts=4, norm_topk_prob=True))
     ),
+    "olmoe": lambda: t.OlmoeForCausalLM(
+        t.OlmoeConfig(**sizes(**EXPERTS, num_experts=4, intermediate_size=8))
+    ),
+    "ernie4_5-moe": lambda: t.Ernie4_5_MoeForCausalLM(
+        t.Ernie4_5_MoeConfig(
+            **sizes(
+                moe_intermediate_size=8,
+                moe_num_experts=4,
+                moe_k=2,
+                moe_num_shared_experts=2,
+                experts_implementation="eager",
+            )
+        )
+    ),
+    "hunyuan-moe": lambda: t.HunYuanMoEV1ForCausalLM(
+        t.HunYuanMoEV1Config(
+            **sizes(num_experts=4, moe_topk=2, intermediate_size=8, experts_implementation="eager")
+        )
+    ),
+    "minimax-m2": lambda: t.MiniMaxM2ForCausalLM(
+        t.MiniMaxM2Config(
+            **sizes(
+                **EXPERTS,
+                num_local_experts=4,
+                intermediate_size=8,
+                rope_parameters={**ROPE, "partial_rotary_factor": 0.5},
+            )
+        )
+    ),
     "deepseek3": lambda: t.DeepseekV3ForCausalLM(t.DeepseekV3Config(**sizes(**LATENT))),
     "lfm2": lambda: t.Lfm2ForCausalLM(
         t.Lfm2Config(

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.golden
 
 SEEN = 3e-3  # thirty times the tolerance of the right spec
 
-CHOSEN = ["mixtral", "qwen3moe", "granitemoe"]  # softmax, weights that add up to one
+CHOSEN = ["mixtral", "qwen3moe", "granitemoe", "hunyuan-moe"]  # softmax, weights that add up to one
 CORRECTED = ["glm4moe", "deepseek3", "glm4-flash"]  # sigmoid, corrected by a bias
 LITE = ["deepseek2-lite", "deepseek2-lite-old"]
 LATENT = [*LITE, "deepseek3", "glm4-flash"]
@@ -64,18 +64,18 @@ ERRORS = {
     "one expert fewer": (ALL, routing(lambda r: replace(r, n_used=r.n_used - 1))),
     "one expert more": (ALL, routing(lambda r: replace(r, n_used=r.n_used + 1))),
     "shared expert missing": (
-        ["granitemoe-shared", *CORRECTED, *LITE, "qwen2moe", "gemma4-moe"],
+        ["granitemoe-shared", *CORRECTED, *LITE, "qwen2moe", "gemma4-moe", "ernie4_5-moe", "hunyuan-moe"],
         mixture(shared=None, shared_gate=False),
     ),
     "shared expert without its gate": (["qwen2moe"], mixture(shared_gate=False)),
     "weights left unnormalised": ([*CHOSEN, *CORRECTED, "gemma4-moe"], routed(normalize=False)),
-    "weights normalised": ([*LITE, "qwen2moe"], routed(normalize=True)),
+    "weights normalised": ([*LITE, "qwen2moe", "olmoe"], routed(normalize=True)),
     "weights not scaled": ([*CORRECTED, *LITE], routed(scale=1.0)),
     "weights' scale off by 1 %": (PLAIN, routing(lambda r: replace(r, scale=1.01 * r.scale))),
-    "softmax for sigmoid": (CORRECTED, routed(weights="softmax")),
+    "softmax for sigmoid": ([*CORRECTED, "minimax-m2"], routed(weights="softmax")),
     "sigmoid for softmax": ([*CHOSEN, *LITE, "qwen2moe", "gemma4-moe"], routed(weights="sigmoid")),
     "softmax of all experts": (["gpt-oss"], routed(weights="softmax")),
-    "correction ignored": (CORRECTED, routed(correction=False)),
+    "correction ignored": ([*CORRECTED, "ernie4_5-moe", "minimax-m2"], routed(correction=False)),
     "groups ignored": (["deepseek3"], routed(n_group=1, n_group_used=1)),
     "groups by their best expert": (["deepseek3"], routed(group_best=1)),
     "one group more": (["deepseek3"], routed(n_group_used=3)),
@@ -96,9 +96,16 @@ ERRORS = {
         frequencies(yarn(plain_frequencies(900.0, 16), 900.0, 4.0, 24, 8.0, 0.5)),
     ),
     "rope's magnitude ignored": (["gpt-oss"], ropes(lambda rope: replace(rope, magnitude=1.0))),
-    "q and k norms dropped": (["qwen3moe", "glm4moe", *GEMMA], mixer(q_norm=None, k_norm=None)),
+    "q and k norms dropped": (
+        ["qwen3moe", "glm4moe", "olmoe", "hunyuan-moe", "minimax-m2", *GEMMA],
+        mixer(q_norm=None, k_norm=None),
+    ),
     "whole heads rotated": (["glm4moe"], frequencies(plain_frequencies(4000.0, 8))),
-    "pairs swapped": ([*CHOSEN, *CORRECTED, *LITE, "gpt-oss", "gemma4"], ropes(other_pairs)),
+    "q and k normed before the rope": (["hunyuan-moe"], mixer(norm_after_rope=False)),
+    "pairs swapped": (
+        ["ernie4_5-moe", "minimax-m2", *CHOSEN, *CORRECTED, *LITE, "gpt-oss", "gemma4"],
+        ropes(other_pairs),
+    ),
     "eps at its usual value": (
         sorted(set(ALL) - set(LATENT)),
         norms(lambda norm: replace(norm, eps=1e-6)),

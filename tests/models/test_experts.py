@@ -214,6 +214,9 @@ HOSTILE = [
     ("gpt-oss", {".attention.sliding_window": None}, ".attention.sliding_window"),
     *[("gpt-oss", {".rope.scaling.factor": bad}, ".rope.scaling.factor") for bad in (NAN, 0.5, -1.0)],
     ("gpt-oss", {".rope.scaling.original_context_length": 0}, ".rope.scaling.original_context_length"),
+    ("olmoe", {".attention.clamp_kqv": 8.0}, ".attention.clamp_kqv"),
+    ("minimax-m2", {".expert_gating_func": 9}, ".expert_gating_func"),
+    ("ernie4_5-moe", {".expert_shared_count": 1 << 40}, ".expert_shared_count"),
     ("granitemoe", {".logit_scale": 0.0}, ".logit_scale"),
     ("granitemoe", {".residual_scale": NAN}, ".residual_scale"),
     *[
@@ -293,3 +296,25 @@ def test_an_outdated_layout_is_named(changed, name, old, new):
 def test_the_layout_of_another_converter_is_named(changed):
     with pytest.raises(ModelError, match=r"'gptoss' is a layout of another converter.*'gpt-oss'"):
         read_spec(changed("gpt-oss", {"general.architecture": "gptoss"}))
+
+
+def test_layers_without_a_router_are_dense():
+    assert [type(ffn) for ffn in ffns(tiny_spec("ernie4_5-moe"))] == [Dense, Experts, Experts]
+    assert ffns(tiny_spec("ernie4_5-moe"))[1].shared.n_ff == 32
+
+
+def test_queries_and_keys_normalised_as_a_whole():
+    for name, rotated in (("olmoe", 8), ("minimax-m2", 4)):
+        mixer = tiny_spec(name).layers[0].mixer
+        assert mixer.q_norm == Norm("attn_q_norm", EPS, over="all")
+        assert 2 * len(mixer.rope.frequencies) == rotated
+    assert not ffns(tiny_spec("olmoe"))[0].routing.normalize
+
+
+def test_a_correction_with_an_axis_more(changed):
+    bias = tiny_file("ernie4_5-moe").tensors["blk.1.exp_probs_b.bias"].dequantize()
+    file = changed("ernie4_5-moe", tensors={"blk.1.exp_probs_b.bias": bias[None]})
+    tokens, spec = answer("ernie4_5-moe", "tokens.0")[:9], read_spec(file, 64)
+    for backend, options in ((ReferenceBackend, ()), (NativeBackend, (1,))):
+        same = backend(tiny_file("ernie4_5-moe"), spec, 64, *options)
+        assert (text_logits(backend(file, spec, 64, *options), tokens) == text_logits(same, tokens)).all()

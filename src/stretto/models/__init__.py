@@ -21,6 +21,7 @@ ARCHITECTURES = {
     "command-r": "command_r",
     "deepseek2": "deepseek2",
     "ernie4_5": "ernie4_5",
+    "ernie4_5-moe": "ernie4_5_moe",
     "exaone4": "exaone4",
     "falcon-h1": "falcon_h1",
     "gemma": "gemma",
@@ -36,11 +37,13 @@ ARCHITECTURES = {
     "granitehybrid": "granitehybrid",
     "granitemoe": "granitemoe",
     "hunyuan-dense": "hunyuan_dense",
+    "hunyuan-moe": "hunyuan_moe",
     "jina-bert-v2": "jina_bert:read_v2",
     "jina-bert-v3": "jina_bert:read_v3",
     "lfm2": "lfm2",
     "lfm2moe": "lfm2moe",
     "llama": "llama",
+    "minimax-m2": "minimax_m2",
     "mistral3": "mistral3",
     "modern-bert": "modern_bert",
     "nemotron_h": "nemotron_h",
@@ -48,6 +51,7 @@ ARCHITECTURES = {
     "nomic-bert": "nomic_bert",
     "nomic-bert-moe": "nomic_bert:read_moe",
     "olmo2": "olmo2",
+    "olmoe": "olmoe",
     "phi3": "phi3",
     "qwen2": "qwen2",
     "qwen2moe": "qwen2moe",
@@ -68,7 +72,7 @@ DERIVED = ("rope_freqs.weight", "attn_rot_embd.weight")
 # Names of other converters, whose files have other tensors too.
 OTHER_CONVERTERS = {"gptoss": "gpt-oss"}
 # Vectors that some converters write as a matrix of one row.
-ROWS = ("ffn_gate_inp_shexp.weight",)
+ROWS = ("ffn_gate_inp_shexp.weight", "exp_probs_b.bias")
 
 
 def read_spec(file: GGUF, context: int | None = None) -> ModelSpec:

@@ -330,6 +330,11 @@ def qk_norms(eps: float) -> dict[str, Norm]:
     return {"q_norm": Norm("attn_q_norm", eps), "k_norm": Norm("attn_k_norm", eps)}
 
 
+def whole_norms(eps: float) -> dict[str, Norm]:
+    """The norms of queries and keys over all heads together, by RMS, as pieces of an attention."""
+    return {f"{name}_norm": Norm(f"attn_{name}_norm", eps, over="all") for name in "qk"}
+
+
 def dense(keys: Keys, **pieces: Any) -> Dense:
     """The feed-forward that the usual keys describe; `pieces` are the fields that differ."""
     return Dense(keys.size("feed_forward_length"), **pieces)
@@ -482,6 +487,18 @@ def shared_expert(n_ff: int) -> Dense | None:
 def shared_experts(keys: Keys) -> Dense | None:
     """So many experts that every token has, side by side as one."""
     return shared_expert(keys.count("expert_shared_count", most=MAX_EXPERTS) * expert_width(keys))
+
+
+def corrected(keys: Keys) -> bool:
+    """Whether the routers have a bias for the choice."""
+    return any(keys.has(f"blk.{i}.exp_probs_b.bias") for i in range(keys.n_layer))
+
+
+def routed_decoder(keys: Keys, mixer: Mixer, ffn: Experts, **pieces: Any) -> ModelSpec:
+    """A model whose layers are the same but for those without a router, which are dense."""
+    plain = dense(keys)
+    ffns = (ffn if keys.has(f"blk.{i}.ffn_gate_inp.weight") else plain for i in range(keys.n_layer))
+    return decoder(keys, (plain_layer(mixer, ffn, keys.eps) for ffn in ffns), **pieces)
 
 
 def dense_first(keys: Keys) -> int:

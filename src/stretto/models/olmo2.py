@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stretto.models.common import Keys, alternate, attention, decoder, dense, read_plain_rope, refuse_experts
+from stretto.models.common import (
+    Keys,
+    alternate,
+    attention,
+    decoder,
+    dense,
+    read_plain_rope,
+    refuse_experts,
+    whole_norms,
+)
 from stretto.models.spec import Layer, ModelSpec, Norm
 
 PERIOD = 4  # every fourth layer of OLMo 3 is global, unless the file says otherwise
@@ -17,8 +26,7 @@ def read(keys: Keys) -> ModelSpec:
     """The spec of an olmo2 file."""
     refuse_experts(keys)
     ffn, eps = dense(keys), keys.eps
-    norms = {f"{n}_norm": Norm(f"attn_{n}_norm", eps, over="all") for n in "qk"}
-    wide = attention(keys, "halves", **norms)
+    wide = attention(keys, "halves", **whole_norms(eps))
     mixers = [wide] * keys.n_layer
     if window := keys.count("attention.sliding_window"):
         near = replace(wide, rope=read_plain_rope(keys, "halves"), window=window)

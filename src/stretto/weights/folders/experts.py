@@ -13,7 +13,8 @@ from stretto.weights.folders.conversion import (
     without_axis,
 )
 from stretto.weights.folders.decoder import ATTENTION, BEFORE, FEED_FORWARD, LLAMA, plain_decoder, rope_fields
-from stretto.weights.folders.llama import multipliers, window_everywhere
+from stretto.weights.folders.llama import multipliers, rotated_by_base, window_everywhere
+from stretto.weights.json_file import Fields
 
 SHARED = MODULES["shared_experts"]
 PROJECTIONS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
@@ -169,6 +170,87 @@ def routed_keys(conversion: Conversion) -> None:
         source = f"layers.{i}.mlp.gate.e_score_correction_bias"
         if conversion.has(source):
             conversion.take(f"blk.{i}.exp_probs_b.bias", source)
+
+
+def olmoe(conversion: Conversion) -> None:
+    """OLMoE: norms of q and k over all heads."""
+    conversion.refuse("clip_qkv", "clamped queries, keys and values")
+    qwen3moe(conversion)
+    conversion.keys["expert_feed_forward_length"] = conversion.config.integer("intermediate_size", least=1)
+
+
+ERNIE = {**LLAMA, **SHARED, "mlp.gate": "ffn_gate_inp"}
+
+
+def ernie_moe(conversion: Conversion) -> None:
+    """ERNIE 4.5 with experts, which its configuration counts under names of its own."""
+    conversion.refuse("use_bias", "biases")
+    config, keys = conversion.config, conversion.keys
+    plain_decoder(conversion, ERNIE)
+    for name, key in (("moe_num_experts", "expert_count"), ("moe_k", "expert_used_count")):
+        keys[key] = config.integer(name, least=1, most=MAX_EXPERTS)
+    keys["expert_feed_forward_length"] = config.integer("moe_intermediate_size", least=1)
+    keys["expert_shared_count"] = shared = config.integer("moe_num_shared_experts", 0)
+    keys["expert_shared_feed_forward_length"] = shared * keys["expert_feed_forward_length"]
+    keys["leading_dense_block_count"] = config.integer("moe_layer_start_index", 1)
+    keys["interleave_moe_layer_step"] = config.integer("moe_layer_interval", 1, least=1)
+    take_experts(conversion, "mlp.experts")
+    for i in range(conversion.n_layer):
+        for place in ("mlp.moe_statics", "mlp.gate.moe_statics"):
+            if conversion.has(source := f"layers.{i}.{place}.e_score_correction_bias"):
+                conversion.take(f"blk.{i}.exp_probs_b.bias", source, op=without_axis(0))
+    conversion.ignore(r"mtp_.*")
+
+
+HUNYUAN = {
+    **ATTENTION,
+    **BEFORE,
+    **MODULES["hunyuan"],
+    "mlp.gate.wg": "ffn_gate_inp",
+}
+
+
+def hunyuan_moe(conversion: Conversion) -> None:
+    """Hunyuan with experts; its lists have a number for each layer, and all have to be the same."""
+    config, keys = conversion.config, conversion.keys
+    rotated_by_base(conversion, plain_decoder(conversion, HUNYUAN))
+    conversion.refuse("use_mixed_mlp_moe", "experts without a shared one", (None, True))
+    width = config.integer("intermediate_size", least=1)
+    keys["expert_count"] = config.integer("num_experts", least=1, most=MAX_EXPERTS)
+    keys["expert_used_count"] = _of_all_layers(config, "moe_topk", 1)
+    keys["expert_feed_forward_length"] = _of_all_layers(config, "moe_intermediate_size", width)
+    keys["expert_shared_count"] = shared = _of_all_layers(config, "num_shared_expert", 1)
+    keys["expert_shared_feed_forward_length"] = shared * width
+    take_experts(conversion, "mlp.experts")
+
+
+def _of_all_layers(config: Fields, name: str, default: int) -> int:
+    """A number that all layers share; configurations may list it for each."""
+    value = config.get(name)
+    if not isinstance(value, list):
+        return config.integer(name, default, least=1)
+    if not value or not all(type(one) is int and one == value[0] >= 1 for one in value):
+        raise config.error(name, "must be the same number for all layers, at least 1")
+    return int(value[0])
+
+
+def minimax(conversion: Conversion) -> None:
+    """MiniMax M2: routing by sigmoid with a bias, norms of q and k over all heads, a part of them rotated."""
+    config, keys = conversion.config, conversion.keys
+    conversion.refuse("scoring_func", "another routing than by sigmoid", (None, "sigmoid"))
+    names = {**ATTENTION, **BEFORE, "mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp"}
+    plain_decoder(conversion, names)
+    if "rotary_dim" in config:
+        keys["rope.dimension_count"] = config.integer("rotary_dim", least=1)
+    expert_keys(conversion)
+    keys["expert_feed_forward_length"] = config.integer("intermediate_size", least=1)
+    keys["expert_gating_func"] = SIGMOID
+    take_experts(conversion, "mlp.experts")
+    take_experts(conversion, "block_sparse_moe.experts", WS)
+    for i in range(conversion.n_layer):
+        for place in ("mlp", "block_sparse_moe"):
+            if conversion.has(source := f"layers.{i}.{place}.e_score_correction_bias"):
+                conversion.take(f"blk.{i}.exp_probs_b.bias", source)
 
 
 # Folders of gpt-oss: sinks, windows in every other layer, experts in MXFP4 or in plain numbers.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stretto.weights.folders.conversion import Conversion
+from stretto.weights.folders.conversion import MODULES, Conversion
 from stretto.weights.folders.decoder import (
     AFTER,
     ATTENTION,
@@ -117,8 +117,11 @@ def seed_oss(conversion: Conversion) -> None:
 
 def hunyuan(conversion: Conversion) -> None:
     """Hunyuan: q and k are normalised; its scaling is in the base that the file has."""
-    names = {**LLAMA, "self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"}
-    size = plain_decoder(conversion, names)
+    rotated_by_base(conversion, plain_decoder(conversion, {**LLAMA, **MODULES["hunyuan"]}))
+
+
+def rotated_by_base(conversion: Conversion, size: int) -> None:
+    """Put Hunyuan's scaling of the rope into the base, for heads of that size."""
     rope = rope_fields(conversion.config)
     alpha = rope.number("alpha", 0.0)
     if rope.text("rope_type") == "dynamic" and alpha > 0:
