@@ -168,6 +168,10 @@ class PrefixCache:
         n, entry = (0, None) if tree is None else tree.longest(items)
         return (None, 0) if entry is None else (entry.id, n)
 
+    def length(self, sequence: int) -> int:
+        """How many items a parked sequence has."""
+        return len(self._entries[sequence].items)
+
     def find_state(self, items: Sequence[object], domain: Domain = COMMON) -> tuple[int | None, int]:
         """The parked sequence with the latest state that a text with these items can go on from."""
         source, best, wanted = None, 0, tuple(items)

@@ -100,8 +100,11 @@ class Match:
     n: int = 0
     parked: bool = False  # in the prefix cache, and so in use only once it is shared
     n_common: int = 0  # tokens that are the same, with or without a state behind them
+    n_other: int = 0  # tokens of the one that they are the same in
 
 
+MIN_COMMON_TOKENS = 8  # with the nearest cached prompt, so that it is said where one leaves it
+MIN_LOST_TOKENS = 32  # that might have been shared behind that place
 STEPS_OF_ROOM = 8  # that parked sequences are evicted for at a time, where all requests just decode
 NO_MATCH = Match()
 NO_KEY = CacheKey(())
@@ -222,17 +225,19 @@ class CellPool:
         items, slots = track.tokens[:-1], self.slots
         source, n = self.prefixes.find(items, track.domain)
         n_common, parked = n, True
+        n_other = 0 if source is None else self.prefixes.length(source)
         if slots is not None:
             source, n = self.prefixes.find_state(items, track.domain)
         for other in self.tracks.values():
             if other is not track and other.domain == track.domain:
                 shared = common(other.exact_tokens(), items)
-                n_common = max(n_common, shared)
+                if shared > n_common:
+                    n_common, n_other = shared, len(other.exact_tokens())
                 if slots is not None:
                     shared = slots.nearest(other.id, shared)
                 if shared > n:
                     source, n, parked = other.id, shared, False
-        return Match(source, n, parked, n_common) if n_common else NO_MATCH
+        return Match(source, n, parked, n_common, n_other) if n_common else NO_MATCH
 
     def share(self, track: Track, match: Match) -> None:
         """Give a track the cells of a match that was just looked up for it."""
@@ -249,6 +254,9 @@ class CellPool:
             track.checkpoints.want(match.n_common)  # others may part from it there too
         if not track.preempted:
             track.n_cached = n
+            n_lost = min(len(track) - 1, match.n_other) - match.n_common
+            is_told = match.n_common >= MIN_COMMON_TOKENS and n_lost >= MIN_LOST_TOKENS
+            track.differs_at = match.n_common if is_told else None
 
     def reuse(self, track: Track) -> None:
         """Let a track without cells share the longest prefix that has been computed already."""

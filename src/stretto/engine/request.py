@@ -12,7 +12,7 @@ from stretto.engine.decoders.base import Decoder
 from stretto.engine.limits import CURRENT_SHARE
 from stretto.engine.metrics import Metrics
 from stretto.engine.output import Ending
-from stretto.engine.track import Source
+from stretto.engine.track import Source, Track
 from stretto.engine.types import FinishReason, PromptStep
 from stretto.errors import Cancelled, InvalidRequest
 
@@ -243,6 +243,28 @@ def measure_progress(requests: Sequence[Request[Any]], firsts: Sequence[Request[
     )
 
 
+NEAR_TOKENS = 12  # shown on either side of the place where a prompt leaves a cached one
+
+
+class Difference(NamedTuple):
+    """Where a prompt leaves the nearest cached one of its salt: its own tokens on either side."""
+
+    token: int
+    of: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    @classmethod
+    def of_track(cls, track: Track) -> Difference | None:
+        """That of a request's track; None if it goes on where the cached one ends, or shares too little."""
+        at, n = track.differs_at, track.n_prompt
+        if at is None or at >= n:
+            return None
+        tokens = track.tokens[max(0, at - NEAR_TOKENS) : min(at + NEAR_TOKENS, n)]
+        n_before = min(at, NEAR_TOKENS)
+        return cls(at, n, tuple(map(int, tokens[:n_before])), tuple(map(int, tokens[n_before:])))
+
+
 class Summary(NamedTuple):
     """What a call took so far: tokens as results count them, seconds, and why each text ended, if it has.
 
@@ -255,6 +277,7 @@ class Summary(NamedTuple):
     queued: float | None
     first_token: float | None
     reasons: tuple[str | None, ...]
+    differences: tuple[Difference, ...] = ()
 
 
 def summarize_requests(requests: Sequence[Request[Any]], firsts: Sequence[Request[Any]]) -> Summary:
@@ -270,4 +293,5 @@ def summarize_requests(requests: Sequence[Request[Any]], firsts: Sequence[Reques
         queued=min(queued, default=None),
         first_token=min(first, default=None),
         reasons=tuple("error" if one.error is not None else one.finish_reason for one in requests),
+        differences=tuple(found for one in admitted if (found := Difference.of_track(one.sources[0].track))),
     )

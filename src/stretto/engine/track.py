@@ -201,6 +201,7 @@ class Track:
         "checkpoints",
         "closed",
         "context_length",
+        "differs_at",
         "domain",
         "draft",
         "draft_base",
@@ -236,6 +237,7 @@ class Track:
         self.shown = TokenView()
         self.n_prompt = 0  # how many of them are the prompt
         self.n_cached = 0  # how many were found in the prefix cache
+        self.differs_at: int | None = None  # where it leaves the nearest cached prompt, if it does
         self.has_images = False
         self.mix: Mix | None = None  # the adapters that its tokens are computed with
         self.domain: Domain = COMMON  # in which it shares cells with others

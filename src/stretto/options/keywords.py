@@ -139,6 +139,7 @@ class ServeOptions:
     disabled: tuple[str, ...] = ()
     slot_path: Path | None = None
     remote_images: bool = False
+    billing_line: bool = False
     strict: bool = False
     memory: int | None = None
     idle_seconds: float | None = None

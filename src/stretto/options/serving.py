@@ -71,6 +71,10 @@ OWN = table(
         "Where POST /slots/ID?action=save writes texts with their K and V, for administrators.",
         commands="serve", flag="--slot-save-path", unit="FOLDER"),
     Option("remote_images", bool, False, "Fetch images from public URLs in requests."),
+    Option("billing_line", bool, False,
+        "Keep the line x-anthropic-billing-header that Claude Code puts before its system prompt. It changes "
+        "with every request, so nothing behind it is found in the prefix cache; by default it is left out.",
+        commands="serve", flag="--keep-billing-line"),
     Option("strict", bool, False,
         "Refuse requests of which a field cannot be granted (thinking, an unknown option of Ollama) instead "
         "of answering with a warning.",

@@ -72,7 +72,7 @@ class MessageAnswer(Answer):
         return {"stop_reason": "end_turn", "stop_sequence": None}
 
     def _usage(self, result: Result) -> dict[str, Any]:
-        return {**count_usage(result.usage), **self.generation.warnings}
+        return {**count_usage(result.usage), **self.generation.usage_notes}
 
     # -- as events --
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -49,6 +50,10 @@ from stretto.server.http.state import get_state
 
 Fields = dict[str, Any]
 
+# The line that Claude Code puts before its system prompt: a block of its own, or the first line of the text.
+BILLING_LINE = re.compile(r"x-anthropic-billing-header: (?:[a-z_]+=[^;\s]{1,200}; ?){1,16}\n*")
+BILLING = "x-anthropic-billing-header"
+
 # Fields of a chat request, and those of Anthropic's that set them: for errors.
 NAMES = {
     "response_format": "output_config.format",
@@ -59,9 +64,31 @@ NAMES = {
 EFFORTS = {"max": "xhigh"}
 
 
-def as_chat(body: CountRequest) -> ChatRequest:
-    """The chat request that asks for the same."""
-    messages = [{"role": "system", "content": _joined(body.system)}] if body.system else []
+def without_billing(system: str | list[TextBlock] | None) -> str | list[TextBlock] | None:
+    """A system prompt without Claude Code's billing line at its start, which changes with every request.
+
+    >>> without_billing("x-anthropic-billing-header: cc_version=2.1; cch=0a1b2;\\nBe brief.")
+    'Be brief.'
+    """
+    text = system if isinstance(system, str) else system[0].text if system else ""
+    found = BILLING_LINE.match(text)
+    if found is None or not (found.end() == len(text) or found[0].endswith("\n")):
+        return system
+    rest = text[found.end() :]
+    if isinstance(system, list):
+        return [TextBlock(type="text", text=rest), *system[1:]] if rest else system[1:]
+    return rest
+
+
+def has_billing(body: CountRequest) -> bool:
+    """Whether the system prompt begins with Claude Code's billing line."""
+    return without_billing(body.system) is not body.system
+
+
+def as_chat(body: CountRequest, keep_billing: bool = False) -> ChatRequest:
+    """The chat request that asks for the same, without Claude Code's billing line."""
+    system = body.system if keep_billing else without_billing(body.system)
+    messages = [{"role": "system", "content": _joined(system)}] if system else []
     for index, message in enumerate(body.messages):
         messages += _messages(message, index)
     fields: Fields = {
@@ -226,13 +253,15 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
         reason = "thread: no conversation is kept here; leave it out, and send all messages"
         raise ApiError(400, reason, param="thread", code=NO_THREADS)
     settings = get_state(request).settings
-    chat = as_chat(body)
+    chat = as_chat(body, settings.billing_line)
     with rename_fields(NAMES, *FIELDS):
         options = read_chat_options(chat, settings.limits)
 
     async def start(generation: Generation) -> MessageAnswer:
         with rename_fields(NAMES, *FIELDS):
             thinking = thinking_arguments(body, generation.lease.llm, generation.warn)
+            if has_billing(body) and not settings.billing_line:
+                generation.leave_out(BILLING)
             plan = await converse(chat, generation, settings, options, thinking)
         return MessageAnswer(generation, body, plan)
 
@@ -242,7 +271,7 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountRequest, request: Request) -> Response:
     """The number of tokens of a conversation with its tools; nothing is generated."""
-    chat = as_chat(body)
+    chat = as_chat(body, get_state(request).settings.billing_line)
     async with lease_model(request, body.model) as generation:
         with rename_fields(NAMES, *FIELDS):
             thinking = thinking_arguments(body, generation.lease.llm, generation.warn)

@@ -111,6 +111,25 @@ class Generation:
         told = self._notes.get("warnings")
         return {"warnings": told} if told else {}
 
+    @property
+    def cache_difference(self) -> dict[str, Any]:
+        """Where its first prompt that leaves a cached one does so, with its own text there, for `usage`."""
+        found: Summary | None = None if self.texts is None else self.texts.summary
+        if found is None or not found.differences:
+            return {}
+        first, decode = found.differences[0], self.lease.llm.tokenizer.decode
+        near = {"before": decode(list(first.before)), "after": decode(list(first.after))}
+        return {"cache_difference": {"token": first.token, "of": first.of, **near}}
+
+    @property
+    def usage_notes(self) -> dict[str, Any]:
+        """What `usage` has besides numbers of tokens."""
+        return {**self.warnings, **self.cache_difference}
+
+    def leave_out(self, name: str) -> None:
+        """Note a part of the request that is not in the prompt, for the answer's head and the log."""
+        self._notes["left_out"] = name
+
     def take_images(self, n: int) -> None:
         """Count the request's images; they take memory until it ends, and all requests share that."""
         held, most = sum(other.n_images for other in self._state.generations), self.limits.all_images
@@ -310,6 +329,9 @@ class Generation:
             **{name: round(1e3 * value, 1) for name, value in seconds.items() if value is not None},
             finish_reason=",".join(dict.fromkeys(reasons)),
         )
+        if found.differences:
+            first = found.differences[0]
+            self.note(differs=f"from a cached prompt at token {first.token:,} of {first.of:,}")
         return found
 
 

@@ -80,6 +80,7 @@ def trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+LEFT_OUT = b"x-stretto-left-out"  # header of an answer: a part of the request that is not in the prompt
 WARNING = b"x-stretto-warning"  # header of an answer to a request of which fields were not granted
 
 HEALTH = "/health"  # also without a Host header, as load balancers ask
@@ -339,6 +340,8 @@ class _Visit:
                 (b"x-content-type-options", b"nosniff"),
                 *self.extra,
             ]
+            if name := self.notes.get("left_out"):
+                message["headers"].append((LEFT_OUT, name.encode()))
             if warnings := self.notes.get("warnings"):
                 text = "; ".join(warnings).encode("ascii", "backslashreplace")
                 message["headers"].append((WARNING, bytes(c if 32 <= c < 127 else 32 for c in text)[:2000]))

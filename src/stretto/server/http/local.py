@@ -260,6 +260,7 @@ class _Generation:
         self._stream = stream
         self.id, self.path, self.model = name, PATH, lease.model.name
         self.caller, self.since, self.n_images = Caller(admin=True), time.monotonic(), 0
+        self.cache_difference: dict[str, Any] = {}
 
     @property
     def progress(self) -> Progress:

@@ -240,6 +240,10 @@ class Running(Protocol):
     def progress(self) -> Progress:
         """How far it is."""
 
+    @property
+    def cache_difference(self) -> dict[str, Any]:
+        """Where its prompt leaves a cached one, as `usage` has it; empty if it does not."""
+
     def stop(self) -> None:
         """Cancel its texts."""
 

@@ -128,7 +128,7 @@ class OllamaAnswer(Answer):
             "eval_count": result.usage.completion_tokens,
             "eval_duration": count_ns(spent["decode"]),
             **context,
-            **self.generation.warnings,
+            **self.generation.usage_notes,
         }
 
 

@@ -131,7 +131,7 @@ class CompletionAnswer(Answer):
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
             "completion_tokens_details": {"reasoning_tokens": reasoning},
-            **self.generation.warnings,
+            **self.generation.usage_notes,
         }
 
     def whole_ids(self, index: int, result: Result) -> dict[str, Any]:

@@ -180,7 +180,7 @@ class ResponseAnswer(Answer):
             output=self._builder.items,
             completed_at=int(time.time()),
             incomplete_details={"reason": "max_output_tokens", **name_limit(result)} if cut else None,
-            usage={**_usage(result), **self.generation.warnings},
+            usage={**_usage(result), **self.generation.usage_notes},
             timings=self.generation.timings([result]),
         )
         self.keep(made)

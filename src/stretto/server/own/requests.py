@@ -54,6 +54,14 @@ def _is_shown(generation: Running, caller: Caller) -> bool:
     return caller.admin or generation.caller == caller
 
 
+def _difference(generation: Running, caller: Caller) -> dict[str, Any]:
+    """Where its prompt leaves a cached one; the text there is for its own caller alone."""
+    found = generation.cache_difference
+    if found and generation.caller != caller:
+        found = {"cache_difference": {name: found["cache_difference"][name] for name in ("token", "of")}}
+    return found
+
+
 def _facts(generation: Running, caller: Caller) -> dict[str, Any]:
     progress = generation.progress
     return {
@@ -66,5 +74,6 @@ def _facts(generation: Running, caller: Caller) -> dict[str, Any]:
         "cached": progress.cached_tokens,
         "seconds": round(time.monotonic() - generation.since, 3),
         "mine": generation.caller == caller,
+        **_difference(generation, caller),
         **({"caller": generation.caller.name} if caller.admin else {}),
     }

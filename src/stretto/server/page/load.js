@@ -2,7 +2,7 @@
 import {html, useEffect, useRef, useState} from './vendor/preact.js';
 import {del} from './api.js';
 import {live} from './live.js';
-import {number, useLive} from './ui.js';
+import {differs, number, useLive} from './ui.js';
 import {Choice} from './forms.js';
 import {draw} from './chart.js';
 import Replicas from './replicas.js';
@@ -122,6 +122,7 @@ function Requests({requests}) {
   return html`${problem && html`<p class="bad" role="alert">${problem}</p>`}
     ${!requests.length && html`<p class="soft">Nothing runs.</p>`}
     <ul class="cards">${requests.map(one => html`<li key=${one.id} class="row">
-      <span><b>${one.model}</b> ${facts(one)}<br/><small>${one.path} ${one.id}</small></span>
+      <span><b>${one.model}</b> ${facts(one)}<br/><small>${one.path} ${one.id}${
+        one.cache_difference ? ` · ${differs(one.cache_difference)}` : ''}</small></span>
       <button type="button" aria-label=${`Cancel ${one.id}`} onClick=${cancel(one.id)}>Cancel</button></li>`)}</ul>`;
 }

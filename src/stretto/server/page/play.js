@@ -8,7 +8,7 @@ import {
 } from './session.js';
 import {TokenText, probability} from './tokens.js';
 import {children, label} from './tree.js';
-import {Bar, Copy, Field, Tabs, percent, visible} from './ui.js';
+import {Bar, Copy, Field, Tabs, differs, percent, visible} from './ui.js';
 
 function useSession() {
   const [, again] = useState(0);
@@ -60,7 +60,8 @@ function summary({usage, timings, finish}) {
   const cached = usage.prompt_tokens_details.cached_tokens;
   return [finish, `${usage.completion_tokens} tokens`, `${timings.tokens_per_second.toFixed(0)} tok/s`,
     `first token ${(1e3 * timings.first_token).toFixed(0)} ms`,
-    `${cached} of ${usage.prompt_tokens} prompt tokens from the cache`].join(' · ');
+    `${cached} of ${usage.prompt_tokens} prompt tokens from the cache`,
+    ...(usage.cache_difference ? [differs(usage.cache_difference)] : [])].join(' · ');
 }
 
 function Results({calls, model}) { // a form for the results of the model's calls

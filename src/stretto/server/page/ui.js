@@ -6,6 +6,9 @@ export const percent = p => `${(100 * p).toFixed(p >= .0995 ? 0 : p >= .00095 ? 
 export const grade = p => p > .9 ? 'p0' : p > .5 ? 'p1' : p > .15 ? 'p2' : 'p3';
 export const bytes = n => n >= 1e9 ? `${(n / 1e9).toFixed(2)} GB` : n >= 1e6 ? `${(n / 1e6).toFixed(1)} MB` : `${Math.ceil(n / 1e3)} kB`;
 export const number = n => Math.round(n).toLocaleString('en');
+// Where a prompt leaves the nearest cached one; the text around that place is its own.
+export const differs = at => at && `differs from a cached prompt at token ${number(at.token)} of ${number(at.of)}${
+  at.after ? `: “${visible(at.before)}▸${visible(at.after)}”` : ''}`;
 // Spaces, line breaks and control characters of a token as signs.
 export const visible = text => text.replace(/\n/g, '⏎').replace(/ /g, '␣').replace(/\t/g, '⇥')
   .replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g, '�') || '∅';
