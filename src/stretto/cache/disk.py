@@ -150,7 +150,7 @@ class DiskStore:
         path = self._path(root, key)
         try:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            with open(os.open(path, flags), "rb", buffering=0) as file:
+            with os.fdopen(os.open(path, flags), "rb", buffering=0) as file:
                 status = os.fstat(file.fileno())
                 is_sound = S_ISREG(status.st_mode) and status.st_size == HEAD_BYTES + nbytes
                 data = _read_all(file.fileno(), status.st_size) if is_sound else None
@@ -271,7 +271,7 @@ class DiskStore:
                     with atomic_write(path) as file:
                         os.fchmod(file.fileno(), 0o600)
                         file.write(os.urandom(SECRET_BYTES))
-            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
                 status = os.fstat(file.fileno())
                 secret = file.read(SECRET_BYTES + 1)
         except OSError as error:
@@ -395,7 +395,7 @@ def _as_bytes(items: Sequence[object]) -> bytes:
 
 def _read_all(descriptor: int, nbytes: int) -> Bytes | None:
     data: Bytes = np.empty(nbytes, np.uint8)
-    view, done = memoryview(data), 0
+    view, done = data.data, 0
     while done < nbytes and (n := os.readv(descriptor, [view[done:]])):
         done += n
     return data if done == nbytes else None

@@ -115,6 +115,7 @@ class PrefixCache:
         self._entries: OrderedDict[int, Parked] = OrderedDict()
         self.lookups = self.hits = self.tokens_saved = self.evictions = 0
         self.is_interrupted = False  # in a change that came to no end
+        self.on_evict: Callable[[Parked], None] | None = None  # called before a sequence loses cells
         self._evictable: tuple[int, NDArray[np.bool_]] | None = (
             None  # a version of the table, and which cells
         )
@@ -128,6 +129,10 @@ class PrefixCache:
     def entries(self) -> ValuesView[Parked]:
         """The parked sequences, least recently used first."""
         return self._entries.values()
+
+    def find_entry(self, sequence: int) -> Parked | None:
+        """The parked sequence of an id."""
+        return self._entries.get(sequence)
 
     @_change
     def park(self, sequence: int, items: Sequence[object], *, pins: int = 0, domain: Domain = COMMON) -> int:
@@ -227,6 +232,8 @@ class PrefixCache:
                 break
             if not entry.pins and entry.id in self._entries:
                 self.evictions += 1
+                if self.on_evict is not None:
+                    self.on_evict(entry)
                 self._shrink(entry, max(missing, MIN_EVICTED_CELLS))
         return self._cells.n_free >= wanted
 
@@ -265,6 +272,9 @@ class PrefixCache:
         """Take all sequences but `keep` out of a slot; parked ones are cut to the state before it."""
         assert self._slots is not None
         self.evictions += 1
+        for sequence in self._slots.members[slot] if self.on_evict is not None else ():
+            if sequence in self._entries and self.on_evict is not None:
+                self.on_evict(self._entries[sequence])
         for sequence in self._slots.evict(slot, keep):
             entry = self._entries.get(sequence)
             if entry is not None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from stretto.backends.base import Backend
 from stretto.cache.cells import Cells
+from stretto.cache.disk import DiskStore
 from stretto.engine.decoders.passes import LogitsPass
 from stretto.engine.encoding import Encoding
 from stretto.engine.limits import Limits
@@ -27,6 +28,7 @@ from stretto.engine.request import AnyRequest, Request
 from stretto.engine.runner import Runner
 from stretto.engine.scheduler import Plan, Scheduler
 from stretto.engine.steps import FusedLoop, StepForm, step_forms
+from stretto.engine.stored import StoredPrefixes
 from stretto.engine.track import Track
 from stretto.errors import InvalidRequest, QueueFull
 from stretto.hardware import fork_safety
@@ -96,6 +98,7 @@ class Engine:
         self.scheduler = Scheduler(self.runner, self.encoding, limits)
         self.reasoning: Reasoning | None = None  # how the model marks it, if it thinks before it answers
         self.arrivals = LockQueue()
+        self.stored: StoredPrefixes | None = None  # prefixes on disk
         self.events = StepLog()
         self.forms = step_forms(self.scheduler, self.runner, self.arrivals.interrupt)
         self._form: StepForm = self.forms[-1]  # of the last step
@@ -122,10 +125,33 @@ class Engine:
         """The table of cells."""
         return self.runner.cells
 
+    # -- prefixes on disk --
+
+    def keep_on_disk(self, store: DiskStore, identity: Callable[[], str]) -> None:
+        """Keep prefixes in a store from now on, as computed by `identity`, and look for them there."""
+        self.stored = StoredPrefixes(self.runner, store, identity, self._arrived)
+
+    @contextmanager
+    def _arrived(self) -> Iterator[None]:
+        """The lock, for a thread that waits for it as an arriving request does."""
+        with self.arrivals.arriving(), self.lock:
+            yield
+
+    def _load_stored(self, tracks: Iterable[Track]) -> None:
+        """Bring the prefixes of tracks that are on disk into cells, before they are queued."""
+        if self.stored is not None:
+            for track in tracks:
+                self.stored.load(track)
+
     # -- requests --
 
     def add(self, *requests: AnyRequest) -> None:
         """Queue the requests of a call, all or none; they run from the next step on."""
+        if self.stored is not None:
+            sources = [
+                one for request in requests if request.decoder.reuses_prefix for one in request.sources
+            ]
+            self._load_stored(source.track for source in sources)
         with self.arrivals.arriving(), self.lock:
             self.runner.check_open()
             self.scheduler.add(requests)
@@ -302,6 +328,7 @@ class Engine:
     def compute(self, tracks: Iterable[Track]) -> None:
         """Compute all pending tokens of some tracks: at once, or batched with the requests that run."""
         several = list(tracks)
+        self._load_stored(several)
         with self.lock:
             self.runner.check_open()
             if not self._in_step:
@@ -339,4 +366,8 @@ class Engine:
         with self.lock:
             if not self.runner.closed:
                 self.scheduler.cancel_all()
+        if self.stored is not None:
+            self.stored.finish()
+        with self.lock:
+            if not self.runner.closed:
                 self.runner.close()

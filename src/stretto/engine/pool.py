@@ -8,7 +8,7 @@ shares computed prefixes, parks and evicts. Callers hold its lock, except to mak
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -128,6 +128,7 @@ class CellPool:
         self.tracks = OpenTracks()
         self.orphans: deque[tuple[int, CacheKey, int | None]] = deque()  # of handles dropped without closing
         self.closed = False
+        self.on_park: Callable[[], None] | None = None  # called when a sequence was parked
         self._ids = count(FIRST_ID)
         self.borrowed = BorrowedIds(self.cells, self._ids)
 
@@ -293,6 +294,8 @@ class CellPool:
             self.slots.touch(slot)
         self.prefixes.park(parked, key.items[:n], domain=key.domain)
         self.prefixes.trim_states()
+        if self.on_park is not None:
+            self.on_park()
 
     def make_room(self, wanted: int) -> None:
         """See that so many cells are free: parked sequences are evicted, then `CacheFull` is raised."""

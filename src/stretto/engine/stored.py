@@ -1,22 +1,22 @@
 """Prefixes on disk: parked cells go to files in the background, and come back before a prompt is queued.
 
 Reading: what a new prompt can share with no sequence in memory is looked up on disk, block after block. The
-blocks become a parked sequence, from which the prompt starts as from any other. Other requests run meanwhile.
+blocks become a parked sequence, from which the prompt starts as from any other. Other requests run
+meanwhile.
 
-Writing: a thread looks for parked sequences with blocks that have no files yet, soon after one is parked. What
-is evicted before is copied to main memory first, within a limit. Cells are read block by block under the
-engine's lock, with pauses, so that requests that run hardly notice.
+Writing: a thread looks for parked sequences with blocks that have no files yet, soon after one is parked.
+What is evicted before is copied to main memory first, within a limit. Cells are read block by block under
+the engine's lock, with pauses, so that requests that run hardly notice.
 """
 
 from __future__ import annotations
 
 import atexit
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from weakref import WeakSet
 
@@ -44,7 +44,7 @@ Lock = Callable[[], AbstractContextManager[object]]
 
 @dataclass(frozen=True)
 class DiskStats:
-    """What a model has read and written since it was loaded: blocks, tokens read, bytes written; see `usage`."""
+    """What a model has read and written since it was loaded, and what the folder holds."""
 
     tokens_read: int
     blocks_written: int
@@ -90,7 +90,6 @@ class StoredPrefixes:
         self._thread: threading.Thread | None = None
         self._done: dict[int, int] = {}  # how many items of a parked sequence have been looked at
         self._rescued: deque[tuple[_Block, Bytes]] = deque()
-        self._rescued_bytes = 0
         self._tokens_read = self._blocks_written = self._bytes_written = 0
         runner.on_park, runner.prefixes.on_evict = self._wake, self._rescue
         _open.add(self)
@@ -115,10 +114,8 @@ class StoredPrefixes:
             track.checkpoints.want((len(items) - TAIL_TOKENS) // BLOCK_TOKENS * BLOCK_TOKENS)
         root = self._root(track.domain)
         keys = self.store.chain(root, items, n)
-        # A caller within a step holds the engine's lock already, and cannot wait for one who waits for it.
-        is_inside = bool(runner.lock._is_owned())  # type: ignore[attr-defined]  # conditions use it too
         n_found = self._find(root, keys, 0)
-        if not n_found or not self._loading.acquire(blocking=not is_inside):
+        if not n_found or not self._loading.acquire(blocking=not self._is_inside):
             return
         try:
             with self._lock():
@@ -130,6 +127,11 @@ class StoredPrefixes:
             return
         finally:
             self._loading.release()
+
+    @property
+    def _is_inside(self) -> bool:
+        """Whether this thread holds the engine's lock: others may wait for it, so it waits for none."""
+        return bool(self._runner.lock._is_owned())  # type: ignore[attr-defined]  # conditions use it too
 
     def _find(self, root: Root, keys: Sequence[bytes], first: int) -> int:
         """How many blocks of a chain are there from the first one on; with recurrent layers up to a state."""
@@ -173,7 +175,8 @@ class StoredPrefixes:
     def _fitting(self, track: Track, start: int, stop: int) -> int:
         """How many blocks find cells that running requests do not need, and end no image in its middle."""
         runner = self._runner
-        pending = sum([other.n_pending for other in runner.tracks.values() if other.running])
+        others = [other for other in runner.tracks.values() if other.running and other is not track]
+        pending = sum([other.n_pending for other in others])
         room = (runner.n_available() - pending) // BLOCK_TOKENS
         if start + room < stop:
             if runner.slots is not None:
@@ -217,9 +220,7 @@ class StoredPrefixes:
                 ask()
                 yield i, data
 
-    def _park(
-        self, track: Track, root: Root, keys: Sequence[bytes], holder: int, n: int, stop: int
-    ) -> None:
+    def _park(self, track: Track, root: Root, keys: Sequence[bytes], holder: int, n: int, stop: int) -> None:
         """Park the first n blocks of a holder, with the states behind them; under the lock."""
         runner, slots = self._runner, self._runner.slots
         try:
@@ -270,7 +271,9 @@ class StoredPrefixes:
 
     def _write_new(self, at_once: bool = False) -> None:
         """Write the blocks of parked sequences that have no files, those used last first."""
-        with self._writing:
+        if not self._writing.acquire(blocking=not self._is_inside):
+            return
+        try:
             if not self._write_rescued():
                 return
             with self._lock():
@@ -296,6 +299,8 @@ class StoredPrefixes:
                     if not at_once and self._runner.metrics.running and self._wait(pause):
                         return
                 self._done[number] = len(items)
+        finally:
+            self._writing.release()
 
     def _wait(self, seconds: float) -> bool:
         """Let others run for a while; return whether the model is being closed."""
@@ -348,12 +353,13 @@ class StoredPrefixes:
         """Copy what a sequence that is about to be evicted has and no file; called under the lock."""
         if self._closed or entry.domain.private or self._done.get(entry.id) == len(entry.items):
             return
+        waiting = sum([data.nbytes for _, data in list(self._rescued)])
         for block in self._missing(entry.id, entry.items, entry.domain):
-            data = self._read_block(entry, block) if self._rescued_bytes < RESCUED_BYTES else None
+            data = self._read_block(entry, block) if waiting < RESCUED_BYTES else None
             if data is None:
                 break
             self._rescued.append((block, data))
-            self._rescued_bytes += data.nbytes
+            waiting += data.nbytes
         self._done[entry.id] = len(entry.items)
         self._wake()
 
@@ -361,7 +367,6 @@ class StoredPrefixes:
         """Write the blocks that were copied at eviction; False if nothing more can be kept."""
         while self._rescued:
             block, data = self._rescued.popleft()
-            self._rescued_bytes -= data.nbytes
             if not self._write(block, data):
                 return False
         return True
@@ -388,8 +393,3 @@ class StoredPrefixes:
         if self._identity_text is None:
             self._identity_text = self._identity()
         return self.store.root(f"{self._identity_text}, adapters {domain.adapter!r}", domain.salt)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

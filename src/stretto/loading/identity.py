@@ -1,0 +1,67 @@
+"""What the bits of a cell depend on, beside its tokens: for files of cells that outlive the process.
+
+The version of our kernels is a hash of the code that computes, so that no change of a kernel can be
+forgotten.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import stretto
+from stretto import _native
+from stretto.backends.base import Backend
+
+EXACT = ("native", "reference", "torch")  # backends whose cells do not depend on what else is in a batch
+LIBRARIES = ("numpy", "torch", "triton")
+
+
+def can_outlive(backend: Backend) -> bool:
+    """Whether a backend's cells can be kept in files, and are the same bits whenever they are computed."""
+    return backend.name in EXACT and type(backend).__module__.startswith("stretto.")
+
+
+def describe_computation(backend: Backend, fingerprint: str) -> str:
+    """All that the bits of a cell depend on, but adapters, tokens and images."""
+    parts = {
+        "model": fingerprint,
+        "spec": repr(backend.spec),
+        "backend": backend.name,
+        "precision": backend.precision,
+        "cells": f"{backend.cell_layout}, {backend.cell_bytes}",
+        "states": f"{backend.slot_layout}, {backend.slot_bytes}",
+        "kernels": getattr(backend, "kernels", ""),
+        "exact": getattr(backend, "exact", True),
+        "device": _device_name(backend),
+        "libraries": [
+            f"{name} {getattr(sys.modules[name], '__version__', '')}"
+            for name in LIBRARIES
+            if name in sys.modules
+        ],
+        "code": _hash_code(),
+    }
+    return sha256(repr(parts).encode()).hexdigest()
+
+
+def _device_name(backend: Backend) -> str:
+    device = getattr(backend, "device", "cpu")
+    if "cuda" not in str(device):
+        return str(device)
+    torch = sys.modules["torch"]
+    return f"{torch.cuda.get_device_name(device)} {torch.version.cuda}"
+
+
+@cache
+def _hash_code() -> str:
+    """The hash of the native core and of the Python code of backends and models."""
+    package, digest = Path(stretto.__file__).parent, sha256()
+    files = [path for folder in ("backends", "models") for path in (package / folder).rglob("*")]
+    sources = [path for path in files if path.is_file() and path.suffix not in (".pyc", ".pyo")]
+    for path in [*sorted(sources), Path(_native.__file__)]:
+        data = path.read_bytes()
+        digest.update(f"{path.name} {len(data)}\n".encode())
+        digest.update(data)
+    return digest.hexdigest()

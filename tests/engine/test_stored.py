@@ -1,0 +1,260 @@
+"""Prefixes on disk: a new model finds what an earlier one computed, and goes on with the same bits."""
+
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from recurrent_mock import recurrent_llm
+from stretto.backends.native import NativeBackend
+from stretto.backends.reference import ReferenceBackend
+from stretto.cache.disk import BLOCK_TOKENS, DiskStore
+from stretto.llm import LLM
+from stretto.loading.identity import describe_computation
+from stretto.testing import byte_tokenizer, mock_llm
+from tiny_models import tiny_file, tiny_spec
+
+TOKENS = np.random.default_rng(1).integers(0, 96, 300).tolist()
+GREEDY = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
+
+
+def keep(llm, folder, identity="model", **limits):
+    llm.engine.keep_on_disk(DiskStore(folder, **limits), lambda: identity)
+    return llm
+
+
+def tiny_llm(kind="f16", name="llama", cells=512):
+    file, spec = tiny_file(name), replace(tiny_spec(name), context_length=1024)
+    if kind == "reference":
+        backend = ReferenceBackend(file, spec, cells)
+    else:
+        backend = NativeBackend(file, spec, cells, 2, kind)
+    return LLM(backend, byte_tokenizer(), fingerprint=file.fingerprint())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "prefixes"
+
+
+def stored_tokens(llm):
+    return llm.engine.stored.stats().tokens_read
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("kind", ["f16", "q8"])
+def test_after_a_restart_the_bits_are_those_of_computing(folder, kind, name):
+    with tiny_llm(kind, name) as plain, plain.sequence(TOKENS) as sequence:
+        wanted = sequence.logits.copy()
+        continued = plain.generate(TOKENS, **GREEDY)
+    with keep(tiny_llm(kind, name), folder) as first:
+        first.generate(TOKENS, **GREEDY)
+    with keep(tiny_llm(kind, name), folder) as second:
+        result = second.generate(TOKENS, **GREEDY)
+        assert result.usage.cached_tokens == 256
+        assert result.tokens == continued.tokens
+    with keep(tiny_llm(kind, name), folder) as third, third.sequence(TOKENS) as sequence:
+        assert (sequence.logits == wanted).all()
+        assert stored_tokens(third) == 256
+        third.cells.check()
+
+
+def test_the_reference_backend_reads_the_cells_that_it_wrote(folder):
+    with keep(tiny_llm("reference"), folder) as first:
+        first.generate(TOKENS, **GREEDY)
+        view = first.engine.cells.view(first.engine.cells.sequences[0])
+        wanted = first.backend.read_cells(view[:256])
+    with keep(tiny_llm("reference"), folder) as second:
+        assert second.generate(TOKENS, **GREEDY).usage.cached_tokens == 256
+        view = second.engine.cells.view(second.engine.cells.sequences[0])
+        assert (second.backend.read_cells(view[:256]) == wanted).all()
+
+
+def test_what_was_generated_is_kept_too(folder):
+    with keep(tiny_llm(), folder) as first:
+        text = [*TOKENS, *first.generate(TOKENS, temperature=0, max_tokens=100, ignore_eos=True).tokens]
+    with keep(tiny_llm(), folder) as second:
+        assert second.generate([*text, 1], **GREEDY).usage.cached_tokens == 384
+    with tiny_llm() as plain, plain.sequence([*text, 1]) as sequence:
+        wanted = sequence.logits.copy()
+    with keep(tiny_llm(), folder) as third, third.sequence([*text, 1]) as sequence:
+        assert (sequence.logits == wanted).all()
+
+
+def test_cells_that_are_there_are_not_read_again(folder):
+    with keep(tiny_llm(), folder) as first:
+        first.generate(TOKENS, **GREEDY)
+    with keep(tiny_llm(), folder) as second:
+        second.generate(TOKENS[:140], **GREEDY)
+        assert stored_tokens(second) == 128
+        assert second.generate(TOKENS, **GREEDY).usage.cached_tokens == 256
+        assert stored_tokens(second) == 256
+        second.generate(TOKENS, **GREEDY)
+        assert stored_tokens(second) == 256
+
+
+def test_blocks_are_written_in_the_background(folder):
+    with keep(tiny_llm(), folder) as first:
+        first.generate(TOKENS, **GREEDY)
+        end = time.monotonic() + 60
+        while first.engine.stored.stats().usage.blocks < 4 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert first.engine.stored.stats().usage.blocks == 4
+        assert first.engine.stored.stats().blocks_written == 4
+        first.generate(TOKENS[:-1], **GREEDY)
+    assert DiskStore(folder).usage().blocks == 4
+
+
+def test_bytes_written_are_those_of_the_new_cells(folder):
+    with keep(tiny_llm(), folder) as llm:
+        llm.generate(TOKENS, **GREEDY)
+        cell_bytes = llm.backend.cell_bytes
+    nbytes = DiskStore(folder).usage().nbytes
+    assert 256 * cell_bytes < nbytes < 1.2 * 256 * cell_bytes + 400
+
+
+def test_evicted_cells_are_written(folder):
+    texts = [np.random.default_rng(seed).integers(0, 96, 300).tolist() for seed in range(6)]
+    with keep(tiny_llm(), folder) as first:
+        for text in texts:
+            first.generate(text, **GREEDY)
+    with keep(tiny_llm(cells=4096), folder) as second:
+        assert [second.generate(text, **GREEDY).usage.cached_tokens for text in texts] == [256] * 6
+
+
+def test_salts_and_adapters_share_nothing(folder):
+    with keep(tiny_llm(), folder) as first:
+        first.generate(TOKENS, cache_salt="a", **GREEDY)
+    with keep(tiny_llm(), folder) as second:
+        assert second.generate(TOKENS, cache_salt="b", **GREEDY).usage.cached_tokens == 0
+        assert second.generate(TOKENS, **GREEDY).usage.cached_tokens == 0
+        assert second.generate(TOKENS, cache_salt="a", **GREEDY).usage.cached_tokens == 256
+    with keep(tiny_llm(), folder) as third:
+        third.load_steering("calm", {0: np.ones(third.spec.n_embd, np.float32)})
+        assert third.generate(TOKENS, adapter="calm", cache_salt="a", **GREEDY).usage.cached_tokens == 0
+    with keep(tiny_llm(), folder) as fourth:
+        fourth.load_steering("calmer", {0: np.ones(fourth.spec.n_embd, np.float32)})
+        found = fourth.generate(TOKENS, adapter="calmer", cache_salt="a", **GREEDY)
+        assert found.usage.cached_tokens == 256  # the same vectors by another name
+        fourth.load_steering("other", {0: np.full(fourth.spec.n_embd, 2, np.float32)})
+        found = fourth.generate(TOKENS, adapter="other", cache_salt="a", **GREEDY)
+        assert found.usage.cached_tokens == 0
+
+
+def test_what_else_computes_finds_nothing(folder):
+    with keep(tiny_llm(), folder, "one") as first:
+        first.generate(TOKENS, **GREEDY)
+    with keep(tiny_llm(), folder, "another") as second:
+        assert second.generate(TOKENS, **GREEDY).usage.cached_tokens == 0
+
+
+def test_the_identity_names_all_that_bits_depend_on(monkeypatch):
+    def identity(llm, fingerprint="model"):
+        return describe_computation(llm.backend, fingerprint)
+
+    with tiny_llm() as llm, tiny_llm() as same:
+        wanted = identity(llm)
+        assert identity(same) == wanted
+        assert identity(llm, "another") != wanted
+        monkeypatch.setattr("stretto.loading.identity._hash_code", lambda: "another build")
+        assert identity(llm) != wanted
+        monkeypatch.undo()
+        monkeypatch.setattr(NativeBackend, "kernels", "another set")
+        assert identity(llm) != wanted
+    others = [("q8", "llama"), ("reference", "llama"), ("f16", "qwen3")]
+    for kind, name in others:
+        with tiny_llm(kind, name) as other:
+            assert identity(other) != wanted
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_a_damaged_block_and_those_behind_it_are_computed(folder, number):
+    with keep(tiny_llm(), folder) as first:
+        first.generate(TOKENS, **GREEDY)
+    store = DiskStore(folder)
+    root = store.root("model, adapters None")
+    path = folder / root.owner / store.chain(root, TOKENS)[number].hex()
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with tiny_llm() as plain, plain.sequence(TOKENS) as sequence:
+        wanted = sequence.logits.copy()
+    with keep(tiny_llm(), folder) as second:
+        with second.sequence(TOKENS) as sequence:
+            assert (sequence.logits == wanted).all()
+        assert stored_tokens(second) == number * BLOCK_TOKENS
+        second.cells.check()
+    with keep(tiny_llm(), folder) as third:  # the damaged one was written again
+        assert third.generate(TOKENS, **GREEDY).usage.cached_tokens == 256
+
+
+def test_without_room_less_is_read(folder):
+    with keep(tiny_llm(), folder) as first:
+        first.generate(TOKENS, **GREEDY)
+    with keep(tiny_llm(cells=310), folder) as second:
+        held = second.sequence(TOKENS[::-1][:150])
+        held.logits  # noqa: B018  # it computes
+        assert second.generate(TOKENS[:140], **GREEDY).usage.cached_tokens == 128
+        held.close()
+        second.cells.check()
+
+
+def test_equal_prompts_of_several_threads_are_read_once(folder):
+    with keep(tiny_llm(cells=4096), folder) as first:
+        wanted = first.generate(TOKENS, **GREEDY).tokens
+    found = []
+    with keep(tiny_llm(cells=4096), folder) as second:
+        threads = [
+            threading.Thread(target=lambda: found.append(second.generate(TOKENS, **GREEDY))) for _ in range(6)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert stored_tokens(second) == 256
+        second.cells.check()
+    assert [one.tokens for one in found] == [wanted] * 6
+    assert {one.usage.cached_tokens for one in found} <= {256, 299}  # 299 of one that had ended
+
+
+def test_a_full_or_broken_store_disturbs_nobody(folder):
+    with keep(tiny_llm(), folder, max_bytes=100) as llm:
+        wanted = llm.generate(TOKENS, **GREEDY).tokens
+    assert DiskStore(folder).usage().blocks == 0
+    with keep(tiny_llm(), folder) as llm:
+        folder.rename(folder.with_name("gone"))
+        assert llm.generate(TOKENS, **GREEDY).tokens == wanted
+
+
+def test_restored_and_edited_sequences_are_not_kept(folder, tmp_path):
+    with tiny_llm() as plain, plain.sequence(TOKENS) as sequence:
+        sequence.save(tmp_path / "saved")
+    with keep(tiny_llm(), folder) as first:
+        first.restore(tmp_path / "saved").close()
+        with first.sequence(TOKENS[::-1]) as sequence:
+            assert len(sequence.logits)
+            sequence.remove(130, 140, close=True)
+    assert DiskStore(folder).usage().blocks == 2
+
+
+def test_recurrent_layers_go_on_from_a_state_on_disk(folder):
+    with recurrent_llm() as plain:
+        wanted = plain.generate(TOKENS, **GREEDY)
+    with keep(recurrent_llm(), folder) as first:
+        assert first.generate(TOKENS, **GREEDY).tokens == wanted.tokens
+    with keep(recurrent_llm(), folder) as second:
+        result = second.generate(TOKENS, **GREEDY)
+        assert result.tokens == wanted.tokens
+        assert result.usage.cached_tokens == 256
+        second.cells.check()
+    with keep(recurrent_llm(), folder) as third:
+        longer = third.generate([*TOKENS, *wanted.tokens, 5, 6, 7], **GREEDY)
+        assert longer.usage.cached_tokens == 256
+    with recurrent_llm() as plain:
+        assert plain.generate([*TOKENS, *wanted.tokens, 5, 6, 7], **GREEDY).tokens == longer.tokens
+
+
+def test_a_mock_without_cells_works(folder):
+    with keep(mock_llm([1, 2, 3]), folder) as llm:
+        llm.generate(TOKENS[:100], max_tokens=2)
