@@ -52,6 +52,8 @@ os.environ["STRETTO_CONFIG"] = os.environ["XDG_RUNTIME_DIR"] + "/config.toml"
 IN_CI = os.environ.get("CI") == "true"
 # Where models stay between runs; found before any test changes the environment.
 ORDINARY_STORE = hub.Store.default()
+# From here on nothing is written to the user's own folder, where `stretto serve` keeps prompts.
+os.environ["STRETTO_HOME"] = os.environ["XDG_RUNTIME_DIR"] + "/home"
 
 CODERS = {"coder_path", "small_coder_path"}
 REAL_MODELS = {"smollm2_path", "gemma3_path", *CODERS}  # fixtures

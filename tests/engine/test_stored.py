@@ -12,7 +12,7 @@ from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache.disk import BLOCK_TOKENS, DiskStore
 from stretto.llm import LLM
-from stretto.loading.identity import describe_computation
+from stretto.loading.disk_cache import describe_computation
 from stretto.testing import byte_tokenizer, mock_llm
 from tiny_models import tiny_file, tiny_spec
 
@@ -158,7 +158,7 @@ def test_the_identity_names_all_that_bits_depend_on(monkeypatch):
         wanted = identity(llm)
         assert identity(same) == wanted
         assert identity(llm, "another") != wanted
-        monkeypatch.setattr("stretto.loading.identity._hash_code", lambda: "another build")
+        monkeypatch.setattr("stretto.loading.disk_cache._hash_code", lambda: "another build")
         assert identity(llm) != wanted
         monkeypatch.undo()
         monkeypatch.setattr(NativeBackend, "kernels", "another set")

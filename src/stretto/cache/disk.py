@@ -67,6 +67,7 @@ class DiskUsage:
     """What a disk store holds.
 
     `blocks` of `owners` (salts) have `nbytes`, of `max_bytes`; `written` bytes today, of `max_written`.
+    `limit` and `write_limit` are those that hold for all processes, if there are any.
     """
 
     folder: Path
@@ -76,6 +77,8 @@ class DiskUsage:
     max_bytes: int
     written: int
     max_written: int
+    limit: int | None
+    write_limit: int | None
 
 
 @dataclass
@@ -201,6 +204,7 @@ class DiskStore:
         """What is there now, by listing the folder."""
         blocks = list(self._blocks())
         max_bytes, max_written = self._limits()
+        limit, write_limit = self._common_limits()
         return DiskUsage(
             folder=self.folder,
             blocks=len(blocks),
@@ -209,6 +213,8 @@ class DiskStore:
             max_bytes=max_bytes,
             written=self._read_counts().written_today(),
             max_written=max_written,
+            limit=limit,
+            write_limit=write_limit,
         )
 
     def limit(self, max_bytes: int | None = None, max_written: int | None = None) -> None:
@@ -310,12 +316,22 @@ class DiskStore:
 
     def _limits(self) -> tuple[int, int]:
         """The limits on bytes in all, and on bytes a day."""
+        most, written = self._common_limits()
+        return (
+            self._max_bytes if most is None else min(self._max_bytes, most),
+            self._max_written if written is None else min(self._max_written, written),
+        )
+
+    def _common_limits(self) -> tuple[int | None, int | None]:
+        """Those of `limit`, which hold for all processes."""
         found: dict[str, object] = {}
         with suppress(OSError, ValueError):
             found = read_records(self.folder / "limits")
-        sizes = [found.get(name) for name in ("bytes", "written")]
-        most, written = (size if type(size) is int and size >= 0 else 1 << 62 for size in sizes)
-        return min(self._max_bytes, most), min(self._max_written, written)
+        most, written = found.get("bytes"), found.get("written")
+        return (
+            most if isinstance(most, int) and most >= 0 else None,
+            written if isinstance(written, int) and written >= 0 else None,
+        )
 
     def _read_counts(self) -> _Counts:
         try:

@@ -163,13 +163,13 @@ def explain_unknown(error: Exception) -> str:
 # Commands by the panel of the help page.
 PANELS = {
     "Language models": "chat run serve parallel tokenize",
-    "Models on this machine": "models pull rm inspect",
+    "Models on this machine": "models pull rm inspect cache",
     "Other kinds of models": "embed rerank classify detect segment read transcribe",
     "Files in other formats": "quantize convert export imatrix merge",
     "Speed and quality": "bench compare score perplexity eval",
     "Settings and machines": "config logs docs devices doctor ps stop deploy",
 }
-GROUPS = ("bench", "config", "deploy", "export", "logs")  # have commands of their own
+GROUPS = ("bench", "cache", "config", "deploy", "export", "logs")  # have commands of their own
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 NAMES = tuple(PANEL_OF)
 FUNCTIONS = {"eval": "eval_"}  # where the name is Python's own

@@ -331,8 +331,8 @@ def size(name: str, text: str) -> int:
     try:
         number = float(digits)
     except ValueError:
-        number = 0.0
-    if unit not in UNITS or not 0 < number < 1e15:
+        number = -1.0
+    if unit not in UNITS or not 0 <= number < 1e15:
         raise InvalidRequest(f"{name} takes a size like 8GB or 512MiB, not {text!r}")
     return int(number * UNITS[unit])
 

@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +18,7 @@ from stretto.cli.pull import pull_missing
 from stretto.errors import InvalidRequest, StrettoError
 
 if TYPE_CHECKING:
+    from stretto.server.settings import Settings
     from stretto.server.sockets import Connection
 
 
@@ -201,7 +203,7 @@ def _has_ended(pid: int, handle: int | None) -> bool:
 # `stretto serve`: models over HTTP, for clients of OpenAI, of Ollama, and for programs of your own.
 
 
-@o.flags("serve", local=True, repeat_guard=True)
+@o.flags("serve", local=True, repeat_guard=True, cache="disk")
 def serve(models: o.Served = None, model: o.ServedModels = None, **options: Any) -> None:
     """Serve models over HTTP: OpenAI's and Ollama's clients use them unchanged.
 
@@ -228,6 +230,7 @@ def serve(models: o.Served = None, model: o.ServedModels = None, **options: Any)
         defaults=parse_defaults(options["default"]),
         template_arguments=parse_arguments(options["chat_template_kwargs"]),
     )
+    settings, kept = _check_disk_cache(settings)
     for entry in entries:
         pull_missing(entry.source)
     names = ", ".join(entry.name for entry in entries)
@@ -239,4 +242,28 @@ def serve(models: o.Served = None, model: o.ServedModels = None, **options: Any)
             flush=True,
         )
 
-    run(settings, lambda address: print(f"serving {names} on {address}", flush=True), waiting)
+    def started(address: str) -> None:
+        print(f"serving {names} on {address}\n{kept}".rstrip(), flush=True)
+
+    run(settings, started, waiting)
+
+
+def _check_disk_cache(settings: Settings) -> tuple[Settings, str]:
+    """Whether prompts can be kept on disk, and what the operator should know about it.
+
+    A default folder that cannot be used keeps no server from starting; one that was asked for does.
+    """
+    from stretto.loading.disk_cache import open_store
+
+    if settings.cache != "disk" or not settings.cache_size:
+        return settings, ""
+    try:
+        store = open_store(settings.cache_dir, settings.cache_size, settings.cache_writes)
+    except StrettoError as error:
+        if settings.cache_dir is not None:
+            raise
+        return replace(settings, cache="memory"), f"prompts are kept in memory alone: {error}"
+    return settings, (
+        f"prompts are kept on disk too, in {store.folder}, up to {size(settings.cache_size)}; "
+        "--cache memory switches that off, stretto cache clear removes them"
+    )

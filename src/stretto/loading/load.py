@@ -8,14 +8,16 @@ stretto.load("centernet").detect("street.jpg")
 from __future__ import annotations
 
 import os
+import warnings
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from stretto.engine import Limits
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, RouteWarning
 from stretto.llm.model import LLM
 from stretto.loading.describe import Model, find_kind
+from stretto.loading.disk_cache import EXACT, can_outlive, describe_computation, open_store
 from stretto.loading.open import OpenedModel, open_model
 from stretto.options.documenting import document_options
 from stretto.options.loading import LOAD, LoadOptions
@@ -47,6 +49,10 @@ def load(
     limits: Limits | None = None,
     vision: str | os.PathLike[str] | None = None,
     image_cache: bool | str | os.PathLike[str] | ImageCache = True,
+    cache: str = "memory",
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_size: int = 2 << 30,
+    cache_writes: int = 64 << 30,
 ) -> LLM:
     """Load a model by name (`"smollm2"`), path, or `"hf:org/repo:Q4_K_M"`.
 
@@ -73,6 +79,10 @@ def load(
         limits=limits,
         vision=vision,
         image_cache=image_cache,
+        cache=cache,
+        cache_dir=cache_dir,
+        cache_size=cache_size,
+        cache_writes=cache_writes,
     )
     if find_kind(model, backend) == "task":
         return cast(LLM, _load_task(model, options))
@@ -91,7 +101,7 @@ def load(
 
 
 def _make_llm(opened: OpenedModel, options: LoadOptions, template: str | None) -> LLM:
-    return LLM(
+    llm = LLM(
         opened.backend,
         opened.tokenizer,
         opened.template if template is None else make_template(template, "", opened.tokenizer),
@@ -102,6 +112,26 @@ def _make_llm(opened: OpenedModel, options: LoadOptions, template: str | None) -
         route=opened.route,
         defaults=opened.defaults,
     )
+    _keep_on_disk(llm, options)
+    return llm
+
+
+def _keep_on_disk(llm: LLM, options: LoadOptions) -> None:
+    """Give a model the store that its options ask for; a warning says where its backend cannot use one."""
+    if options.cache != "disk" or not options.cache_size:
+        return
+    backend, fingerprint = llm.backend, llm.engine.fingerprint
+    if fingerprint is None or not can_outlive(backend):
+        warnings.warn(
+            f"the {backend.name} backend keeps its KV cache in memory alone; on disk it can be kept by "
+            f"{', '.join(EXACT)}",
+            RouteWarning,
+            stacklevel=4,
+        )
+        return
+    store = open_store(options.cache_dir, options.cache_size, options.cache_writes)
+    text = fingerprint
+    llm.engine.keep_on_disk(store, lambda: describe_computation(backend, text()))
 
 
 def _make_encoder(opened: OpenedModel, model: Model, options: LoadOptions) -> Encoder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -152,4 +153,8 @@ class ServeOptions:
     key_cells: int | None = None
     grace_seconds: float = 10.0
     log: Literal["quiet", "text", "json"] = "quiet"
+    cache: Literal["memory", "disk"] = "memory"
+    cache_dir: str | PathLike[str] | None = None
+    cache_size: int = 2147483648
+    cache_writes: int = 68719476736
     repeat_guard: bool = False

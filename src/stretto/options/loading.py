@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Literal
 
+from stretto.errors import InvalidRequest
 from stretto.options.option import Option, table
 
 CacheType = Literal["f16", "q8", "f32", "bf16", "fp8"]
@@ -77,6 +78,20 @@ LOAD = MACHINE + table(
         words="bool | path | ImageCache"),
     at="load",
 )  # fmt: skip
+DISK = table(
+    Option("cache", Literal["memory", "disk"], "memory",
+        'Where the KV cache of finished prompts is kept for later ones; "disk": in files too, so that no '
+        "prompt is computed twice, not even after a restart (stretto docs cache)."),
+    Option("cache_dir", "str | PathLike[str] | None", None,
+        "The folder of these files, which nobody else may enter; by default prefixes in ~/.cache/stretto.",
+        words="path | None", unit="folder"),
+    Option("cache_size", int, 2 << 30, "What they may take; those used longest ago are removed.",
+        low=0, high=1 << 50, unit="bytes"),
+    Option("cache_writes", int, 64 << 30, "What may be written to them in a day, as disks wear out.",
+        low=0, high=1 << 50, unit="bytes"),
+    at="load", commands="serve", panel="Models and memory",
+)  # fmt: skip
+LOAD += DISK
 BY_NAME = {option.name: option for option in LOAD}
 
 
@@ -102,10 +117,20 @@ class LoadOptions:
     limits: Any = None  # a `stretto.Limits`
     vision: str | PathLike[str] | None = None
     image_cache: Any = True  # bool, path, or a `stretto.ImageCache`
+    cache: str = "memory"
+    cache_dir: str | PathLike[str] | None = None
+    cache_size: int = 2 << 30
+    cache_writes: int = 64 << 30
 
     def __post_init__(self) -> None:
         for option in LOAD:
             option.check(getattr(self, option.name))
+        if self.cache == "disk" and not self.prefix_cache:
+            raise InvalidRequest(
+                'cache="disk" keeps the prefix cache in files, and prefix_cache=False is without one; '
+                "leave one of them out",
+                param="cache",
+            )
 
     @property
     def n_cells(self) -> int:

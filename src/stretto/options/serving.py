@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from stretto.options.generating import BY_NAME as GENERATING
-from stretto.options.loading import MACHINE
+from stretto.options.loading import DISK, MACHINE
 from stretto.options.option import Option, table
 
 Log = Literal["quiet", "text", "json"]
@@ -121,6 +121,6 @@ OWN = table(
 )  # fmt: skip
 
 LIMITS = {"max_n": "n", "max_seconds": "seconds", "max_body": "body"}  # as limits of requests have them
-SERVE = (*MACHINE, *OWN, GENERATING["repeat_guard"])
+SERVE = (*MACHINE, *OWN, *DISK, GENERATING["repeat_guard"])
 FLAGS = (*_MODELS, *_KEYS, *OWN)
 BY_NAME = {option.name: option for option in SERVE}

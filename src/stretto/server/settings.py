@@ -15,6 +15,7 @@ from stretto.engine.params import check_combinations, request_params
 from stretto.errors import InvalidRequest
 from stretto.options.generating import BY_NAME, OPTIONS
 from stretto.options.keywords import ServeOptions
+from stretto.options.loading import DISK
 from stretto.options.option import check_number, taken_by
 from stretto.options.serving import BY_NAME as BY_SERVE
 from stretto.options.serving import LIMITS, SERVE
@@ -318,6 +319,16 @@ class Settings(ServeOptions):
     def key_limits(self) -> KeyLimits:
         """The limits of a caller whose key says nothing else."""
         return KeyLimits(requests=self.key_requests, tokens=self.key_tokens, cells=self.key_cells)
+
+    @property
+    def disk_cache(self) -> dict[str, Any]:
+        """The options of `stretto.load` for prompts on disk."""
+        return {option.name: getattr(self, option.name) for option in DISK}
+
+    @property
+    def cache_limits(self) -> tuple[int, int]:
+        """Bytes of prompts on disk, in all and written in a day."""
+        return self.cache_size, self.cache_writes
 
     @property
     def loopback(self) -> bool:

@@ -313,6 +313,7 @@ class Registry:
                 checkpoint_bytes=settings.checkpoint_bytes,
             ),
             vision=None if entry.vision is None else find_encoder(entry.vision),
+            **settings.disk_cache,
         )
 
 

@@ -17,6 +17,7 @@ from fastapi import Request
 from stretto.engine.limits import COMMON_SHARE, Share
 from stretto.engine.metrics import HISTORY_SECONDS
 from stretto.engine.request import Progress
+from stretto.loading.disk_cache import open_store
 from stretto.server.http.errors import CLIENT_GONE, ApiError
 from stretto.server.http.registry import Opener, Registry
 from stretto.server.settings import NO_KEY_LIMITS, KeyLimits, RequestLimits, Settings
@@ -59,7 +60,11 @@ class Callers:
         keys = settings.keys
         self._several = len(keys) + settings.no_auth > 1
         self._share = settings.share_prefixes
-        self.are_apart = self._several and not self._share  # each has prefixes of its own
+        # Keys whose prompts are on disk have salts of their own that stay the same after a restart; a single
+        # one too, since there may have been another one before.
+        on_disk = settings.cache == "disk" and settings.cache_size > 0 and bool(keys) and not self._share
+        self._store = open_store(settings.cache_dir, *settings.cache_limits) if on_disk else None
+        self.are_apart = on_disk or (self._several and not self._share)  # each has prefixes of its own
         self._secret = token_bytes(32)
         self._known: dict[bytes, Caller] = {}
         self._keys: dict[str, bytes] = {}  # by the names of their callers
@@ -67,13 +72,15 @@ class Callers:
         for key, (admin, limits) in keys.items():
             digest = self._digest(key.encode())
             label = f"{'admin' if admin else 'key'}-{next(numbers[admin])}"
-            caller = self._known[digest] = self._caller(digest.hex()[:16], admin, limits, label)
+            caller = self._known[digest] = self._caller(digest.hex()[:16], admin, limits, label, key)
             self._keys[caller.name] = key.encode()
         self.need_keys = bool(keys) and not settings.no_auth
         self.nobody = self._caller("", not keys and settings.loopback, settings.key_limits)
 
-    def _caller(self, name: str, admin: bool, limits: KeyLimits, label: str = "") -> Caller:
+    def _caller(self, name: str, admin: bool, limits: KeyLimits, label: str = "", key: str = "") -> Caller:
         salt = name if self.are_apart else ""
+        if self._store is not None and key:
+            salt = self._store.salt(key)
         shares = self._several and self._share and not admin
         share = Share(name, limits.weight, limits.cells)
         return Caller(name, admin, salt, shares, label, share, limits)

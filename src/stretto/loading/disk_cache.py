@@ -1,4 +1,4 @@
-"""What the bits of a cell depend on, beside its tokens: for files of cells that outlive the process.
+"""The disk cache of a model: where it is, and what the bits of its cells depend on beside their tokens.
 
 The version of our kernels is a hash of the code that computes, so that no change of a kernel can be
 forgotten.
@@ -6,6 +6,7 @@ forgotten.
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import cache
 from hashlib import sha256
@@ -14,9 +15,21 @@ from pathlib import Path
 import stretto
 from stretto import _native
 from stretto.backends.base import Backend
+from stretto.cache.disk import DiskStore
+from stretto.weights import hub
 
 EXACT = ("native", "reference", "torch")  # backends whose cells do not depend on what else is in a batch
 LIBRARIES = ("numpy", "torch", "triton")
+
+
+def default_folder() -> Path:
+    """The folder of the user's disk cache: `prefixes` in $STRETTO_HOME, or in ~/.cache/stretto."""
+    return hub.Store.default().home / "prefixes"
+
+
+def open_store(folder: str | os.PathLike[str] | None, max_bytes: int, max_written: int) -> DiskStore:
+    """The store in a folder, or in the default one."""
+    return DiskStore(default_folder() if folder is None else folder, max_bytes, max_written)
 
 
 def can_outlive(backend: Backend) -> bool:
