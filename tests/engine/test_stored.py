@@ -40,7 +40,7 @@ def folder(tmp_path):
 
 
 def stored_tokens(llm):
-    return llm.engine.stored.stats().tokens_read
+    return llm.cache.disk().tokens_read
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
@@ -99,10 +99,10 @@ def test_blocks_are_written_in_the_background(folder):
     with keep(tiny_llm(), folder) as first:
         first.generate(TOKENS, **GREEDY)
         end = time.monotonic() + 60
-        while first.engine.stored.stats().usage.blocks < 4 and time.monotonic() < end:
+        while first.cache.disk().usage.blocks < 4 and time.monotonic() < end:
             time.sleep(0.01)
-        assert first.engine.stored.stats().usage.blocks == 4
-        assert first.engine.stored.stats().blocks_written == 4
+        assert first.cache.disk().usage.blocks == 4
+        assert first.cache.disk().blocks_written == 4
         first.generate(TOKENS[:-1], **GREEDY)
     assert DiskStore(folder).usage().blocks == 4
 

@@ -97,7 +97,7 @@ def clear(
     if api_key is None and api_key_file is None:
         removed = store.clear(everything=True)
     else:
-        removed = sum(store.clear(store.salt(key)) for key in keys)
+        removed = sum(store.clear(store.salt(text.split()[0])) for text in keys if text.split())
     typer.echo(f"removed {size(removed)}")
 
 

@@ -10,6 +10,7 @@ from stretto.cache.prefix import CacheStats, Domain
 from stretto.engine.engine import Engine
 from stretto.engine.runner import Runner
 from stretto.engine.sequence import Sequence, track_in
+from stretto.engine.stored import DiskStats
 from stretto.errors import InvalidRequest
 
 
@@ -67,6 +68,11 @@ class ParkedSequences:
             self._engine.runner.prefixes.trim_states()
             stats = self._engine.runner.prefixes.stats()
             return replace(stats, slot_bytes=self._engine.backend.slot_bytes)
+
+    def disk(self) -> DiskStats | None:
+        """Tokens read from disk, bytes written, and what the folder holds; None without `cache="disk"`."""
+        stored = self._engine.stored
+        return None if stored is None else stored.stats()
 
     def held(self) -> list[Held]:
         """What prompts could share, the most recently used first; nothing that shares with its forks alone.
