@@ -33,10 +33,10 @@ def show(
     if context.invoked_subcommand is not None:
         refuse_options(context)
         return
-    from stretto.cache.disk import DiskStore
+    from stretto.loading.disk_cache import open_store
 
     folder = _folder(cache_dir)
-    usage = DiskStore(folder).usage() if folder.exists() else None
+    usage = open_store(folder).usage() if folder.exists() else None
     numbers = {"blocks": 0, "keys": 0, "bytes": 0, "written_today": 0}
     limits: dict[str, int | None] = {"limit": None, "write_limit": None}
     if usage is not None:
@@ -61,9 +61,9 @@ def limit(
     cache_dir: Folder = None,
 ) -> None:
     """Limit the folder for all servers, whatever theirs allow, and remove now what is beyond that."""
-    from stretto.cache.disk import DiskStore
+    from stretto.loading.disk_cache import open_store
 
-    store = DiskStore(_folder(cache_dir))
+    store = open_store(_folder(cache_dir))
     most = None if nbytes == "none" else read_size("SIZE", nbytes)
     store.limit(most, None if writes is None else read_size("--writes", writes))
     usage = store.usage()
@@ -82,13 +82,13 @@ def clear(
     cache_dir: Folder = None,
 ) -> None:
     """Remove the prompts that are kept on disk: all of them, or those of a key."""
-    from stretto.cache.disk import DiskStore
+    from stretto.loading.disk_cache import open_store
 
     folder = _folder(cache_dir)
     if not folder.exists():
         typer.echo(f"{folder}: nothing is kept")
         return
-    store, keys = DiskStore(folder), [] if api_key is None else [api_key]
+    store, keys = open_store(folder), [] if api_key is None else [api_key]
     if api_key_file is not None:
         try:
             keys += filter(None, map(str.strip, api_key_file.read_text().splitlines()))

@@ -16,6 +16,7 @@ import stretto
 from stretto import _native
 from stretto.backends.base import Backend
 from stretto.cache.disk import DiskStore
+from stretto.options.loading import BY_NAME
 from stretto.weights import hub
 
 EXACT = ("native", "reference", "torch")  # backends whose cells do not depend on what else is in a batch
@@ -27,7 +28,11 @@ def default_folder() -> Path:
     return hub.Store.default().home / "prefixes"
 
 
-def open_store(folder: str | os.PathLike[str] | None, max_bytes: int, max_written: int) -> DiskStore:
+def open_store(
+    folder: str | os.PathLike[str] | None,
+    max_bytes: int = BY_NAME["cache_size"].default,
+    max_written: int = BY_NAME["cache_writes"].default,
+) -> DiskStore:
     """The store in a folder, or in the default one."""
     return DiskStore(default_folder() if folder is None else folder, max_bytes, max_written)
 
