@@ -28,8 +28,15 @@ class MessageAnswer(Answer):
     call that was cut for whole ones, and may run it.
     """
 
-    def __init__(self, generation: Generation, body: MessagesRequest, plan: ToolPlan) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        body: MessagesRequest,
+        plan: ToolPlan,
+        edited: list[dict[str, Any]] | None = None,
+    ) -> None:
         super().__init__(generation)
+        self._edited = {} if edited is None else {"context_management": {"applied_edits": edited}}
         self._plan = plan
         self._model = body.model
         self._hides_thinking = body.thinking is not None and body.thinking.display == "omitted"
@@ -52,7 +59,8 @@ class MessageAnswer(Answer):
         if result.text:
             blocks.append({"type": "text", "text": result.text})
         blocks += [{**_tool_use(call), "input": call.arguments} for call in result.tool_calls]
-        return {**self._head(), "content": blocks, **self._ending(result), "usage": self._usage(result)}
+        end = {**self._ending(result), "usage": self._usage(result), **self._edited}
+        return {**self._head(), "content": blocks, **end}
 
     def _head(self) -> dict[str, Any]:
         """The first fields of a message."""
@@ -145,7 +153,7 @@ class MessageAnswer(Answer):
     def _finish(self, result: Result) -> str:
         pieces, result = self._parts.end(result)
         out = "".join(map(self._piece, pieces)) + self._stop()
-        fields = {"delta": self._ending(result), "usage": self._usage(result)}
+        fields = {"delta": self._ending(result), "usage": self._usage(result), **self._edited}
         return out + event("message_delta", fields)
 
     def _delta(self, delta: dict[str, Any]) -> str:

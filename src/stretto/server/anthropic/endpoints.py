@@ -14,6 +14,7 @@ from starlette.responses import Response
 from stretto.errors import Unsupported
 from stretto.llm import LLM
 from stretto.server.anthropic.answers import MessageAnswer
+from stretto.server.anthropic.context import edit_context
 from stretto.server.anthropic.schemas import (
     AnthropicMessage,
     AnthropicTool,
@@ -246,6 +247,24 @@ FIELDS = ("messages", "output_config.format")  # that hold the prompt and the gr
 router = make_router("Anthropic")
 
 
+async def edited_chat(
+    body: CountRequest, chat: ChatRequest, generation: Generation, request: Request, thinking: Fields
+) -> tuple[ChatRequest, list[Fields] | None]:
+    """The chat request after the edits that the body asks for, and those applied; None if it has none."""
+    if body.context_management is None:
+        return chat, None
+
+    def shortened(messages: list[AnthropicMessage]) -> ChatRequest:
+        changed = body.model_copy(update={"messages": messages})
+        return as_chat(changed, get_state(request).settings.billing_line)
+
+    async def count(messages: list[AnthropicMessage]) -> int:
+        return len(await encode_chat(shortened(messages), generation, request, thinking))
+
+    messages, applied = await edit_context(body.messages, body.context_management.edits, count)
+    return (shortened(messages) if applied else chat), applied
+
+
 @router.post("/v1/messages")
 async def messages(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation."""
@@ -262,8 +281,9 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
             thinking = thinking_arguments(body, generation.lease.llm, generation.warn)
             if has_billing(body) and not settings.billing_line:
                 generation.leave_out(BILLING)
-            plan = await converse(chat, generation, settings, options, thinking)
-        return MessageAnswer(generation, body, plan)
+            shorter, edited = await edited_chat(body, chat, generation, request, thinking)
+            plan = await converse(shorter, generation, settings, options, thinking)
+        return MessageAnswer(generation, body, plan, edited)
 
     return await respond(request, await start_answer(request, body.model, start, *FIELDS), body.stream)
 
@@ -276,4 +296,9 @@ async def count_tokens(body: CountRequest, request: Request) -> Response:
         with rename_fields(NAMES, *FIELDS):
             thinking = thinking_arguments(body, generation.lease.llm, generation.warn)
             ids = await encode_chat(chat, generation, request, thinking)
-    return Json({"input_tokens": len(ids)})
+            if not (body.context_management and body.context_management.edits):
+                return Json({"input_tokens": len(ids)})
+            shorter, _ = await edited_chat(body, chat, generation, request, thinking)
+            n_tokens = len(await encode_chat(shorter, generation, request, thinking))
+    told = {"original_input_tokens": len(ids)}
+    return Json({"input_tokens": n_tokens, "context_management": told})

@@ -195,17 +195,67 @@ class OutputConfig(Body):
     format: OutputFormat | None = None
 
 
-class KeepThinking(Body):
-    """Past reasoning stays in the conversation; the template decides what it shows of it."""
+Amount = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+class InputTokens(Body):
+    """Tokens of the prompt."""
+
+    type: Literal["input_tokens"]
+    value: Amount
+
+
+class ToolUses(Body):
+    """Calls of tools."""
+
+    type: Literal["tool_uses"]
+    value: Amount
+
+
+class ThinkingTurns(Body):
+    """Messages of the assistant with reasoning, the last ones."""
+
+    type: Literal["thinking_turns"]
+    value: Annotated[int, Field(ge=1, lt=1 << 31)]
+
+
+class AllThinking(Body):
+    """All of them."""
+
+    type: Literal["all"]
+
+
+class ClearThinking(Body):
+    """Old reasoning is left out; of what stays the template decides what it shows."""
 
     type: Literal["clear_thinking_20251015"]
-    keep: Literal["all"]
+    keep: Literal["all"] | ThinkingTurns | AllThinking = ThinkingTurns(type="thinking_turns", value=1)
+
+
+class ClearToolUses(Body):
+    """Results of old calls become a short text, once the conversation is long enough."""
+
+    type: Literal["clear_tool_uses_20250919"]
+    trigger: Annotated[InputTokens | ToolUses, Field(discriminator="type")] = InputTokens(
+        type="input_tokens", value=100_000
+    )
+    keep: ToolUses = ToolUses(type="tool_uses", value=3)
+    clear_at_least: InputTokens | None = Field(
+        None, description="Nothing is cleared if it were fewer tokens, as all behind it is computed again."
+    )
+    exclude_tools: Annotated[list[Name], Field(max_length=1024)] | None = None
+    clear_tool_inputs: bool | Annotated[list[Name], Field(max_length=1024)] | None = Field(
+        None, description="Clear the arguments of these calls too; a list names the tools of which."
+    )
+
+
+ContextEdit = Annotated[ClearThinking | ClearToolUses, Field(discriminator="type")]
 
 
 class ContextManagement(Body):
-    """Changes of the conversation: none are made here."""
+    """What is cleared from the conversation before it becomes the prompt."""
 
-    edits: Annotated[list[KeepThinking], Field(max_length=16)] = Field([])
+    edits: Annotated[list[ContextEdit], Field(max_length=16)] = Field([])
 
 
 class Metadata(Body):
@@ -224,9 +274,7 @@ class CountRequest(ForModel):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: Annotated[CacheControl, Field(description=NEUTRAL)] | None = None
-    context_management: ContextManagement | None = Field(
-        None, description="Accepted where it asks for no change."
-    )
+    context_management: ContextManagement | None = None
     speed: Literal["standard"] | None = None
 
 
