@@ -71,8 +71,7 @@ def encoder_sizes(**other: Any) -> dict[str, Any]:
 
 EXPERTS = {"num_experts_per_tok": 2, "experts_implementation": "eager"}
 MOE = {**EXPERTS, "moe_intermediate_size": 8}
-LATENT = {
-    **MOE,
+MLA = {
     "num_key_value_heads": 2,
     "head_dim": 4,
     "q_lora_rank": 8,
@@ -80,6 +79,10 @@ LATENT = {
     "qk_nope_head_dim": 4,
     "qk_rope_head_dim": 4,
     "v_head_dim": 8,
+}
+LATENT = {
+    **MOE,
+    **MLA,
     "n_routed_experts": 4,
     "n_shared_experts": 1,
     "n_group": 2,
@@ -171,6 +174,29 @@ DECODERS: dict[str, Callable[[], Any]] = {
                 rope_parameters={**ROPE, "partial_rotary_factor": 0.5},
             )
         )
+    ),
+    "dots1": lambda: t.Dots1ForCausalLM(
+        t.Dots1Config(
+            **sizes(**MOE, n_routed_experts=4, n_shared_experts=1, first_k_dense_replace=1, sliding_window=6)
+            | {"max_window_layers": 1}
+        )
+    ),
+    "exaone-moe": lambda: t.ExaoneMoeForCausalLM(
+        t.ExaoneMoeConfig(**sizes(**MOE, num_experts=4, sliding_window=6, sliding_window_pattern=2))
+    ),
+    "mellum": lambda: t.MellumForCausalLM(
+        t.MellumConfig(
+            **sizes(
+                **MOE,
+                num_experts=4,
+                sliding_window=6,
+                layer_types=["sliding_attention", "full_attention"],
+                rope_parameters=BOTH,
+            )
+        )
+    ),
+    "minicpm3": lambda: t.MiniCPM3ForCausalLM(
+        t.MiniCPM3Config(**sizes(scale_emb=3.0, scale_depth=1.1, dim_model_base=12) | MLA)
     ),
     "deepseek3": lambda: t.DeepseekV3ForCausalLM(t.DeepseekV3Config(**sizes(**LATENT))),
     "lfm2": lambda: t.Lfm2ForCausalLM(

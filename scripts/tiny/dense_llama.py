@@ -61,6 +61,25 @@ def granite(rng: np.random.Generator) -> Made:
     return write("granite", GraniteForCausalLM(config), rng, metadata, adjacent_size=8)
 
 
+def minicpm(rng: np.random.Generator) -> Made:
+    """MiniCPM: three of Granite's multipliers; transformers has no class of its own for it."""
+    config = GraniteConfig(
+        **sizes(
+            num_attention_heads=6,
+            hidden_size=48,
+            tie_word_embeddings=True,
+            embedding_multiplier=4.0,
+            residual_multiplier=0.75,
+            attention_multiplier=8**-0.5,
+            logits_scaling=1.5,
+        )
+    )
+    metadata = keys(
+        config, rope__dimension_count=8, embedding_scale=4.0, residual_scale=0.75, logit_scale=1.5
+    )
+    return write("minicpm", GraniteForCausalLM(config), rng, metadata, adjacent_size=8)
+
+
 def ministral3(rng: np.random.Generator) -> Made:
     """Ministral 3: YaRN without its magnitude, queries scaled by the logarithm of their position."""
     yarn = {
@@ -135,6 +154,7 @@ def hunyuan(rng: np.random.Generator) -> Made:
 CASES: dict[str, Case] = {
     "smollm3": smollm3,
     "granite": granite,
+    "minicpm": minicpm,
     "mistral3": ministral3,
     "ernie4_5": ernie,
     "seed_oss": seed_oss,

@@ -7,10 +7,16 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import (
+    Dots1Config,
+    Dots1ForCausalLM,
     Ernie4_5_MoeConfig,
     Ernie4_5_MoeForCausalLM,
+    ExaoneMoeConfig,
+    ExaoneMoeForCausalLM,
     HunYuanMoEV1Config,
     HunYuanMoEV1ForCausalLM,
+    MellumConfig,
+    MellumForCausalLM,
     MiniMaxM2Config,
     MiniMaxM2ForCausalLM,
     OlmoeConfig,
@@ -137,7 +143,99 @@ def minimax_m2(rng: np.random.Generator) -> Made:
     return Made("minimax-m2", meta, convert(model, names, unchanged), run(model))
 
 
+SIGMOID: dict[str, Any] = {  # of files whose router is DeepSeek V3's
+    "expert_gating_func": 2,
+    "expert_weights_scale": 1.7,
+    "expert_weights_norm": True,
+    "expert_shared_count": 1,
+    "leading_dense_block_count": 1,
+    "expert_feed_forward_length": EXPERT,
+}
+ROUTED: dict[str, Any] = {  # of their configurations
+    "intermediate_size": 48,
+    "moe_intermediate_size": EXPERT,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.7,
+    "n_group": 1,
+    "topk_group": 1,
+}
+
+
+def dots1(rng: np.random.Generator) -> Made:
+    """dots.llm1: q and k normalised, a dense layer first, DeepSeek V3's router without groups."""
+    config = Dots1Config(
+        **{**FOUR, "num_key_value_heads": 4},
+        **ROUTED,
+        n_routed_experts=5,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        num_hidden_layers=2,
+        rope_parameters=rope(7500.0),
+    )
+    model = prepared(Dots1ForCausalLM(config), rng)
+    meta = of_four(metadata(2, 7500.0, 48, 5, 2) | SIGMOID, attention__head_count_kv=4)
+    return Made("dots1", meta, convert(model, {}, unchanged), run(model))
+
+
+def exaone_moe(rng: np.random.Generator) -> Made:
+    """K-EXAONE: windows in three of four layers, no rope in the others, a dense layer first."""
+    config = ExaoneMoeConfig(
+        **FOUR,
+        **ROUTED,
+        num_experts=4,
+        num_shared_experts=1,
+        first_k_dense_replace=1,
+        num_hidden_layers=4,
+        sliding_window=6,
+        sliding_window_pattern=4,
+        rope_parameters=rope(4500.0),
+    )
+    model = prepared(ExaoneMoeForCausalLM(config), rng)
+    meta = of_four(
+        metadata(4, 4500.0, 48, 4, 2) | SIGMOID,
+        expert_shared_feed_forward_length=EXPERT,
+        attention__sliding_window=6,
+        attention__sliding_window_pattern=[True, True, True, False],
+    )
+    return Made("exaone-moe", meta, convert(model, {}, unchanged), run(model))
+
+
+def mellum(rng: np.random.Generator) -> Made:
+    """Mellum 2: windows in some layers, with a rope of another base; YaRN in the others."""
+    scaled = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    config = MellumConfig(
+        **FOUR,
+        intermediate_size=64,
+        moe_intermediate_size=EXPERT,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_hidden_layers=3,
+        sliding_window=7,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": {**scaled, "rope_theta": 8000.0},
+            "sliding_attention": rope(600.0),
+        },
+    )
+    model = prepared(MellumForCausalLM(config), rng)
+    meta = of_four(
+        metadata(3, 8000.0, 64, 4, 2),
+        expert_feed_forward_length=EXPERT,
+        rope__freq_base_swa=600.0,
+        rope__scaling__type="yarn",
+        rope__scaling__factor=4.0,
+        rope__scaling__original_context_length=16,
+        attention__sliding_window=7,
+        attention__sliding_window_pattern=[True, False, True],
+    )
+    return Made("mellum", meta, convert(model, {}, unchanged), run(model))
+
+
 CASES: dict[str, Case] = {
+    "dots1": dots1,
+    "exaone-moe": exaone_moe,
+    "mellum": mellum,
     "olmoe": olmoe,
     "ernie4_5-moe": ernie4_5_moe,
     "hunyuan-moe": hunyuan_moe,

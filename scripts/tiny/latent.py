@@ -18,6 +18,8 @@ from transformers import (
     DeepseekV3ForCausalLM,
     Glm4MoeLiteConfig,
     Glm4MoeLiteForCausalLM,
+    MiniCPM3Config,
+    MiniCPM3ForCausalLM,
 )
 
 from tiny.base import CONTEXT, VOCABULARY, Case, Floats, Made, randomize, run
@@ -112,6 +114,7 @@ class Sizes:
 
 # llama.cpp knows V2 Lite, whose queries have no rank, by its number of layers.
 LITE = Sizes(26, hidden=16, dense=8, expert=16, heads=2, plain=6, rotated=4, value=8, latent=12)
+FOUR = Sizes(2, hidden=32, dense=48, expert=0, heads=4, plain=16, rotated=8, value=24, latent=32)
 FULL = Sizes(2, hidden=32, dense=48, expert=32, heads=3, plain=16, rotated=8, value=24, latent=32)
 QUERY = 32  # the rank of queries
 NAMES = {
@@ -235,9 +238,49 @@ def glm4_lite(rng: np.random.Generator) -> Made:
     return Made("deepseek2", meta, convert(model, NAMES, FULL.split), run(model))
 
 
+def minicpm3(rng: np.random.Generator) -> Made:
+    """MiniCPM 3: latent attention in a dense model with multipliers, halves of LongRoPE."""
+    factors = {"long_factor": [2.0, 3.5, 5.0, 7.0], "short_factor": [1.0, 1.2, 1.5, 2.0]}
+    config = MiniCPM3Config(
+        **{name: value for name, value in FOUR.config().items() if name != "moe_intermediate_size"},
+        q_lora_rank=QUERY,
+        scale_emb=5.0,
+        scale_depth=1.1,
+        dim_model_base=20,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 6000.0,
+            "original_max_position_embeddings": 24,
+            "attention_factor": 1.2,
+            **factors,
+        },
+    )
+    model = MiniCPM3ForCausalLM(config).eval().float()
+    prepare(model, rng)
+    names = {key: value for key, value in NAMES.items() if "mlp" not in key}
+    tensors = convert(model, names, unchanged)
+    tensors |= {f"rope_factors_{name[:-7]}.weight": np.array(factors[name], np.float32) for name in factors}
+    unused = "leading_dense_block_count", "expert_"
+    meta = {
+        key: value
+        for key, value in FOUR.metadata(6000.0, lead=0, experts=1, used=1, shared=0).items()
+        if not key.startswith(unused)
+    }
+    meta |= FOUR.separate() | {
+        "attention.q_lora_rank": QUERY,
+        "rope.scaling.original_context_length": 24,
+        "rope.scaling.attn_factor": 1.2,
+        "embedding_scale": 5.0,
+        "residual_scale": 1.1 * FOUR.layers**-0.5,
+        "logit_scale": FOUR.hidden / 20,
+    }
+    return Made("minicpm3", meta, tensors, run(model))
+
+
 CASES: dict[str, Case] = {
     "deepseek2-lite": deepseek2_lite,
     "deepseek2-lite-old": deepseek2_lite_old,
     "deepseek3": deepseek3,
     "glm4-flash": glm4_lite,
+    "minicpm3": minicpm3,
 }

@@ -14,10 +14,10 @@ pytestmark = pytest.mark.golden
 
 SEEN = 3e-3  # thirty times the tolerance of the right spec
 
-CHOSEN = ["mixtral", "qwen3moe", "granitemoe", "hunyuan-moe"]  # softmax, weights that add up to one
-CORRECTED = ["glm4moe", "deepseek3", "glm4-flash"]  # sigmoid, corrected by a bias
+CHOSEN = ["mixtral", "qwen3moe", "granitemoe", "hunyuan-moe", "mellum"]  # softmax, weights that add up to one
+CORRECTED = ["glm4moe", "deepseek3", "glm4-flash", "dots1", "exaone-moe"]  # sigmoid, corrected by a bias
 LITE = ["deepseek2-lite", "deepseek2-lite-old"]
-LATENT = [*LITE, "deepseek3", "glm4-flash"]
+LATENT = [*LITE, "deepseek3", "glm4-flash", "minicpm3"]
 GRANITE = ["granitemoe", "granitemoe-shared"]
 GEMMA = ["gemma4", "gemma4-e", "gemma4-moe"]
 PLAIN = [*CHOSEN, "granitemoe-shared", *CORRECTED, *LITE, "qwen2moe", "gpt-oss", "gpt-oss-ramp"]
@@ -88,7 +88,7 @@ ERRORS = {
     "sinks left out": (["gpt-oss"], mixer(sinks=False)),
     "biases of q, k and v dropped": (["gpt-oss", "qwen2moe", "glm4moe"], mixer(bias=False)),
     "output bias dropped": (["gpt-oss"], mixer(output_bias=False)),
-    "no windows": (["gpt-oss", *GEMMA], mixer(window=None)),
+    "no windows": (["gpt-oss", "exaone-moe", "mellum", *GEMMA], mixer(window=None)),
     "windows one longer": (["gpt-oss", *GEMMA], windows(lambda window: window + 1)),
     "windows in the other layers": (["gpt-oss"], pattern_shifted),
     "ramp between whole pairs": (
@@ -111,15 +111,18 @@ ERRORS = {
         norms(lambda norm: replace(norm, eps=1e-6)),
     ),
     "latent norm's eps at its usual value": (LATENT, mixer(kv_norm=Norm("attn_kv_a_norm", 1e-6))),
-    "residuals not scaled": (GRANITE, layers(lambda layer: replace(layer, residual_scale=1.0))),
-    "embeddings not scaled": ([*GRANITE, *GEMMA], spec_with(embedding_scale=1.0)),
-    "logits not scaled": (GRANITE, spec_with(logit_scale=1.0)),
+    "residuals not scaled": (
+        [*GRANITE, "minicpm3"],
+        layers(lambda layer: replace(layer, residual_scale=1.0)),
+    ),
+    "embeddings not scaled": (["minicpm3", *GRANITE, *GEMMA], spec_with(embedding_scale=1.0)),
+    "logits not scaled": ([*GRANITE, "minicpm3"], spec_with(logit_scale=1.0)),
     "logits without their cap": (GEMMA, spec_with(logit_cap=0.0)),
     "attention scaled by the head": (GRANITE, mixer(scale=8**-0.5)),
     "attention scaled at all": (GEMMA, mixers(lambda m: replace(m, scale=m.head_size**-0.5))),
     "scores without YaRN's magnitude": ([*LITE, "deepseek3"], mixers(lambda m: replace(m, scale=m_size(m)))),
     "YaRN's magnitude in the rope": (["deepseek3"], ropes(lambda rope: replace(rope, magnitude=1.1))),
-    "queries not normalised": (["deepseek3", "glm4-flash"], mixer(q_norm=None)),
+    "queries not normalised": (["deepseek3", "glm4-flash", "minicpm3"], mixer(q_norm=None)),
     "latent norm without weights": (LATENT, mixer(kv_norm=Norm("attn_kv_a_norm", 2.0**-9, weight=False))),
     "values not normalised": (GEMMA, mixer(v_norm=None)),
     "K and V of an earlier layer": (["gemma4-e"], shared_with({1: 0, 2: 2}.get)),

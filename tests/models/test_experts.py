@@ -318,3 +318,29 @@ def test_a_correction_with_an_axis_more(changed):
     for backend, options in ((ReferenceBackend, ()), (NativeBackend, (1,))):
         same = backend(tiny_file("ernie4_5-moe"), spec, 64, *options)
         assert (text_logits(backend(file, spec, 64, *options), tokens) == text_logits(same, tokens)).all()
+
+
+def test_windows_beside_global_layers():
+    spec = tiny_spec("exaone-moe")
+    assert [layer.mixer.window for layer in spec.layers] == [6, 6, 6, None]
+    assert [layer.mixer.rope is None for layer in spec.layers] == [False, False, False, True]
+    mellum = [layer.mixer for layer in tiny_spec("mellum").layers]
+    assert [mixer.window for mixer in mellum] == [7, None, 7]
+    assert (mellum[0].rope.magnitude, mellum[1].rope.magnitude) == (1.0, pytest.approx(1 + 0.1 * log(4)))
+
+
+def test_minicpm_has_its_multipliers_where_files_do_not_say_them(changed):
+    names = ".embedding_scale", ".residual_scale", ".logit_scale"
+    spec = read_spec(changed("minicpm", dict.fromkeys(names)))
+    n = spec.n_layer
+    assert (spec.embedding_scale, spec.logit_scale) == (12.0, pytest.approx(256 / 48))
+    assert spec.layers[0].residual_scale == pytest.approx(1.4 * n**-0.5)
+
+
+def test_latent_attention_in_a_dense_model():
+    spec = tiny_spec("minicpm3", 24)
+    mixer = spec.layers[0].mixer
+    assert (mixer.rope.pairs, mixer.rope.chosen, mixer.fused) == ("halves", "rope up to 24 tokens", True)
+    longer = tiny_spec("minicpm3", 64)
+    assert longer.layers[0].mixer.rope.chosen == "rope beyond 24 tokens"
+    assert spec.kv_layout != longer.kv_layout

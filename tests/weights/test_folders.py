@@ -506,3 +506,20 @@ def test_nomics_own_configuration_says_how_long_it_was_trained(copied, given, fa
 def test_a_scaled_rope_of_others_is_refused(copied):
     with pytest.raises(ModelError, match="a scaled rope"):
         read_spec(Folder(copied("nomic-bert", rotary_scaling_factor=2)))
+
+
+def test_minicpm_is_a_llama_with_multipliers(copied):
+    changes = {"model_type": "minicpm", "scale_emb": 3, "scale_depth": 2.0, "dim_model_base": 32}
+    with Folder(copied("mistral", **changes)) as file:
+        spec = read_spec(file)
+    assert (spec.architecture, spec.embedding_scale, spec.logit_scale) == ("minicpm", 3.0, 2.0)
+    assert spec.layers[0].residual_scale == pytest.approx(2.0 * spec.n_layer**-0.5)
+
+
+def test_numbers_of_hunyuan_may_be_listed_for_each_layer(copied):
+    folder = copied("hunyuan-moe", moe_topk=[2, 2], moe_intermediate_size=[8, 8])
+    with Folder(folder) as file:
+        assert read_spec(file).layers[0].ffn.routing.n_used == 2
+    change_json(folder / "config.json", lambda config: config.update(moe_topk=[2, 1]))
+    with pytest.raises(ModelError, match=r"moe_topk.*the same number for all layers"):
+        Folder(folder)

@@ -494,11 +494,17 @@ def corrected(keys: Keys) -> bool:
     return any(keys.has(f"blk.{i}.exp_probs_b.bias") for i in range(keys.n_layer))
 
 
-def routed_decoder(keys: Keys, mixer: Mixer, ffn: Experts, **pieces: Any) -> ModelSpec:
-    """A model whose layers are the same but for those without a router, which are dense."""
-    plain = dense(keys)
-    ffns = (ffn if keys.has(f"blk.{i}.ffn_gate_inp.weight") else plain for i in range(keys.n_layer))
-    return decoder(keys, (plain_layer(mixer, ffn, keys.eps) for ffn in ffns), **pieces)
+def routed(keys: Keys, ffn: Experts) -> list[FeedForward]:
+    """The feed-forward of each layer: layers without a router are dense."""
+    has_router = [keys.has(f"blk.{i}.ffn_gate_inp.weight") for i in range(keys.n_layer)]
+    plain = ffn if all(has_router) else dense(keys)
+    return [ffn if routed else plain for routed in has_router]
+
+
+def routed_decoder(keys: Keys, mixers: Iterable[Mixer], ffn: Experts) -> ModelSpec:
+    """A model of layers with RMS norms before each part, with these experts where there is a router."""
+    layers = zip(mixers, routed(keys, ffn), strict=True)
+    return decoder(keys, (plain_layer(mixer, ffn, keys.eps) for mixer, ffn in layers))
 
 
 def dense_first(keys: Keys) -> int:

@@ -13,4 +13,4 @@ def read(keys: Keys) -> ModelSpec:
     corrected = common.corrected(keys)
     ffn = common.mixture(keys, common.routing(keys, correction=corrected), shared=common.shared_experts(keys))
     mixer = common.attention(keys, "adjacent", **common.attention_biases(keys))
-    return common.routed_decoder(keys, mixer, ffn)
+    return common.routed_decoder(keys, [mixer] * keys.n_layer, ffn)

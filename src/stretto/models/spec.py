@@ -83,12 +83,13 @@ class Layer:
 
     def within(self, context: int) -> Layer:
         """The layer in a context of so many tokens."""
-        attention = self.attention
+        attention = self.mixer if isinstance(self.mixer, Latent) else self.attention
         if attention is None or attention.rope is None or attention.rope.by_length is None:
             return self
-        attention = replace(attention, rope=attention.rope.within(context))
-        mixer = replace(self.mixer, attention=attention) if isinstance(self.mixer, Beside) else attention
-        return replace(self, mixer=mixer)
+        rotated = replace(attention, rope=attention.rope.within(context))
+        if isinstance(self.mixer, Beside) and isinstance(rotated, Attention):
+            return replace(self, mixer=replace(self.mixer, attention=rotated))
+        return replace(self, mixer=rotated)
 
     @property
     def attention(self) -> Attention | None:
@@ -296,7 +297,7 @@ class ModelSpec:
         else:
             each = " ".join(f"{layer.kv[0]}x{layer.kv[1]}" if layer.kv else "-" for layer in self.layers)
             heads = f"heads {each}"
-        ropes = (layer.attention.rope for layer in self.layers if layer.attention is not None)
+        ropes = (getattr(layer.attention or layer.mixer, "rope", None) for layer in self.layers)
         chosen = next((rope.chosen for rope in ropes if rope is not None and rope.chosen), "")
         return ", ".join(filter(None, (f"{self.n_layer} layers", heads, chosen)))
 
@@ -340,6 +341,7 @@ def sandwich(mixer: Mixer, ffn: FeedForward, eps: float) -> Layer:
     return Layer(mixer, ffn, Norm("attn_norm", eps), Norm("ffn_norm", eps), *after)
 
 
-def plain_layer(mixer: Mixer, ffn: FeedForward, eps: float) -> Layer:
+def plain_layer(mixer: Mixer, ffn: FeedForward, eps: float, residual_scale: float = 1.0) -> Layer:
     """A layer as most models have it: RMS norms before mixer and feed-forward."""
-    return Layer(mixer, ffn, Norm("attn_norm", eps), Norm("ffn_norm", eps))
+    norms = Norm("attn_norm", eps), Norm("ffn_norm", eps)
+    return Layer(mixer, ffn, *norms, residual_scale=residual_scale)

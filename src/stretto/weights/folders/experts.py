@@ -12,9 +12,18 @@ from stretto.weights.folders.conversion import (
     turned,
     without_axis,
 )
-from stretto.weights.folders.decoder import ATTENTION, BEFORE, FEED_FORWARD, LLAMA, plain_decoder, rope_fields
-from stretto.weights.folders.llama import multipliers, rotated_by_base, window_everywhere
+from stretto.weights.folders.decoder import (
+    ATTENTION,
+    BEFORE,
+    FEED_FORWARD,
+    LLAMA,
+    plain_decoder,
+    rope_fields,
+    window_pattern,
+)
+from stretto.weights.folders.llama import multipliers, rotated_by_base, set_windows, window_everywhere
 from stretto.weights.json_file import Fields
+from stretto.weights.tensor import Op
 
 SHARED = MODULES["shared_experts"]
 PROJECTIONS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
@@ -166,10 +175,15 @@ def routed_keys(conversion: Conversion) -> None:
         "expert_group_count": config.integer("n_group", 1, least=1),
         "expert_group_used_count": config.integer("topk_group", 1, least=1),
     }
+    take_corrections(conversion)
+
+
+def take_corrections(conversion: Conversion, op: Op | None = None) -> None:
+    """Take the routers' biases for the choice, which stand in the router or beside it."""
     for i in range(conversion.n_layer):
-        source = f"layers.{i}.mlp.gate.e_score_correction_bias"
-        if conversion.has(source):
-            conversion.take(f"blk.{i}.exp_probs_b.bias", source)
+        for place in ("mlp.gate", "mlp", "block_sparse_moe", "mlp.moe_statics", "mlp.gate.moe_statics"):
+            if conversion.has(source := f"layers.{i}.{place}.e_score_correction_bias"):
+                conversion.take(f"blk.{i}.exp_probs_b.bias", source, op=op)
 
 
 def olmoe(conversion: Conversion) -> None:
@@ -195,10 +209,7 @@ def ernie_moe(conversion: Conversion) -> None:
     keys["leading_dense_block_count"] = config.integer("moe_layer_start_index", 1)
     keys["interleave_moe_layer_step"] = config.integer("moe_layer_interval", 1, least=1)
     take_experts(conversion, "mlp.experts")
-    for i in range(conversion.n_layer):
-        for place in ("mlp.moe_statics", "mlp.gate.moe_statics"):
-            if conversion.has(source := f"layers.{i}.{place}.e_score_correction_bias"):
-                conversion.take(f"blk.{i}.exp_probs_b.bias", source, op=without_axis(0))
+    take_corrections(conversion, without_axis(0))
     conversion.ignore(r"mtp_.*")
 
 
@@ -251,6 +262,48 @@ def minimax(conversion: Conversion) -> None:
         for place in ("mlp", "block_sparse_moe"):
             if conversion.has(source := f"layers.{i}.{place}.e_score_correction_bias"):
                 conversion.take(f"blk.{i}.exp_probs_b.bias", source)
+
+
+DOTS = {**LLAMA, **SHARED, "mlp.gate": "ffn_gate_inp"}
+
+
+def dots(conversion: Conversion) -> None:
+    """dots.llm1: norms of q and k, the routing of DeepSeek V3; windows in the layers that are listed."""
+    plain_decoder(conversion, DOTS)
+    expert_keys(conversion)
+    routed_keys(conversion)
+    take_experts(conversion, "mlp.experts")
+    pattern = window_pattern(conversion)
+    conversion.keys.pop("attention.sliding_window_pattern", None)
+    set_windows(conversion, conversion.config.integer("sliding_window", 0), pattern)
+
+
+def exaone(conversion: Conversion) -> None:
+    """K-EXAONE: windows, no rope in global layers, the routing of DeepSeek V3."""
+    config, keys = conversion.config, conversion.keys
+    plain_decoder(conversion, DOTS)
+    expert_keys(conversion)
+    routed_keys(conversion)
+    keys["expert_shared_count"] = shared = config.integer("num_shared_experts", 1)
+    keys["expert_shared_feed_forward_length"] = shared * keys["expert_feed_forward_length"]
+    take_experts(conversion, "mlp.experts")
+    if any(window_pattern(conversion)):
+        keys["attention.sliding_window"] = config.integer("sliding_window", least=1)
+
+
+def mellum(conversion: Conversion) -> None:
+    """Mellum 2: windows in the layers that are listed, with a rope of their own."""
+    config, keys = conversion.config, conversion.keys
+    plain_decoder(conversion, {**LLAMA, "mlp.gate": "ffn_gate_inp"})
+    expert_keys(conversion)
+    conversion.refuse("norm_topk_prob", "weights that do not add up to one", (None, True))
+    take_experts(conversion, "mlp.experts")
+    if any(window_pattern(conversion)):
+        near = rope_fields(config, "sliding_attention")
+        if near.text("rope_type") != "default" or near.number("partial_rotary_factor", 1.0) != 1.0:
+            raise near.error("rope_type", "windowed layers need a plain rope")
+        keys["rope.freq_base_swa"] = near.number("rope_theta", keys["rope.freq_base"])
+        keys["attention.sliding_window"] = config.integer("sliding_window", least=1)
 
 
 # Folders of gpt-oss: sinks, windows in every other layer, experts in MXFP4 or in plain numbers.

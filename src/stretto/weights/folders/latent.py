@@ -1,9 +1,10 @@
-"""Folders of models with latent attention (MLA): DeepSeek V2 and V3, GLM 4.7 Flash."""
+"""Folders of models with latent attention (MLA): DeepSeek V2 and V3, GLM 4.7 Flash, MiniCPM 3."""
 
 from __future__ import annotations
 
 from stretto.weights.folders import decoder, experts
 from stretto.weights.folders.conversion import MODULES, Conversion, rows, shaped, turned
+from stretto.weights.folders.llama import minicpm_multipliers
 
 NAMES = {**decoder.ATTENTION, **decoder.FEED_FORWARD, **decoder.BEFORE, **experts.SHARED, **MODULES["latent"]}
 
@@ -38,6 +39,25 @@ def deepseek(conversion: Conversion) -> None:
         )
         conversion.take(f"blk.{i}.attn_v_b.weight", source, op=heads.then(rows(plain, plain + value, 1)))
     experts.ignore_further_layers(conversion)
+
+
+def minicpm3(conversion: Conversion) -> None:
+    """MiniCPM 3: latent attention whose matrices of K and V stay one, in a dense model with multipliers."""
+    config, keys = conversion.config, conversion.keys
+    plain, rotated = (config.integer(name, least=1) for name in ("qk_nope_head_dim", "qk_rope_head_dim"))
+    decoder.common_keys(conversion, rotated)
+    decoder.rope_keys(conversion, rotated)
+    share = keys["embedding_length"] // keys["attention.head_count"]
+    keys |= {
+        "attention.key_length": plain + rotated,
+        "attention.value_length": config.integer("v_head_dim", share, least=1),
+        "attention.kv_lora_rank": config.integer("kv_lora_rank", least=1),
+    }
+    if (rank := config.integer("q_lora_rank", 0)) > 0:
+        keys["attention.q_lora_rank"] = rank
+    minicpm_multipliers(conversion)
+    decoder.take_whole(conversion)
+    conversion.take_layers({**decoder.LLAMA, **MODULES["latent"], "self_attn.kv_b_proj": "attn_kv_b"})
 
 
 def _routing(conversion: Conversion) -> None:

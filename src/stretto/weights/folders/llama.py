@@ -101,6 +101,22 @@ def multipliers(conversion: Conversion) -> None:
             conversion.keys[key] = conversion.config.number(name)
 
 
+def minicpm(conversion: Conversion) -> None:
+    """MiniCPM: a llama with multipliers."""
+    plain_decoder(conversion, pairs="adjacent")
+    minicpm_multipliers(conversion)
+
+
+def minicpm_multipliers(conversion: Conversion) -> None:
+    """Set the keys of MiniCPM's multipliers."""
+    config, hidden = conversion.config, conversion.keys["embedding_length"]
+    conversion.keys |= {
+        "embedding_scale": config.number("scale_emb", 12.0),
+        "residual_scale": config.number("scale_depth", 1.4) * conversion.n_layer**-0.5,
+        "logit_scale": hidden / config.number("dim_model_base", 256.0),
+    }
+
+
 def ernie(conversion: Conversion) -> None:
     """ERNIE 4.5: pairs of the rope are adjacent in transformers too."""
     conversion.refuse("use_bias", "biases")
