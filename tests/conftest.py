@@ -52,8 +52,8 @@ os.environ["STRETTO_CONFIG"] = os.environ["XDG_RUNTIME_DIR"] + "/config.toml"
 IN_CI = os.environ.get("CI") == "true"
 # Where models stay between runs; found before any test changes the environment.
 ORDINARY_STORE = hub.Store.default()
-# From here on nothing is written to the user's own folder, where `stretto serve` keeps prompts.
-os.environ["STRETTO_HOME"] = os.environ["XDG_RUNTIME_DIR"] + "/home"
+# Nothing is written to the user's own folder, where `stretto serve` keeps prompts.
+os.environ["STRETTO_CACHE_DIR"] = os.environ["XDG_RUNTIME_DIR"] + "/prefixes"
 
 CODERS = {"coder_path", "small_coder_path"}
 REAL_MODELS = {"smollm2_path", "gemma3_path", *CODERS}  # fixtures
@@ -109,6 +109,7 @@ def store_home(tmp_path, monkeypatch) -> Path:
     """Every test has a store and settings of its own."""
     home = tmp_path / "stretto-home"
     monkeypatch.setenv("STRETTO_HOME", str(home))
+    monkeypatch.setenv("STRETTO_CACHE_DIR", str(tmp_path / "stretto-prefixes"))
     monkeypatch.setenv("STRETTO_CONFIG", str(tmp_path / "stretto-config.toml"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # where no server of the user's own is found
     return home

@@ -77,6 +77,7 @@ def test_prompts_survive_a_kill_and_belong_to_their_key(model, tmp_path, capsys)
 @pytest.mark.parametrize("options", [("--cache", "memory"), ("--cache-size", "0")])
 def test_it_can_be_switched_off(model, options, tmp_path, monkeypatch):
     monkeypatch.setenv("STRETTO_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("STRETTO_CACHE_DIR")
     with serving(model, *options) as (address, process):
         cached(address)
         process.send_signal(signal.SIGTERM)
@@ -101,6 +102,7 @@ def test_a_folder_that_cannot_be_used_is_an_error_only_if_it_was_asked_for(tmp_p
     (tmp_path / "home" / "prefixes").mkdir(parents=True, mode=0o755)
     os.chmod(tmp_path / "home" / "prefixes", 0o755)  # noqa: PTH101
     monkeypatch.setenv("STRETTO_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("STRETTO_CACHE_DIR")
     with pytest.raises(SystemExit):
         main(["serve", "mock.gguf"])
     assert [settings.cache for settings in started] == ["memory"]

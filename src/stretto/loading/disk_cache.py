@@ -24,7 +24,9 @@ LIBRARIES = ("numpy", "torch", "triton")
 
 
 def default_folder() -> Path:
-    """The folder of the user's disk cache: `prefixes` in $STRETTO_HOME, or in ~/.cache/stretto."""
+    """The user's disk cache: $STRETTO_CACHE_DIR, or `prefixes` in $STRETTO_HOME or ~/.cache/stretto."""
+    if folder := os.environ.get("STRETTO_CACHE_DIR"):
+        return Path(folder).expanduser()
     return hub.Store.default().home / "prefixes"
 
 
