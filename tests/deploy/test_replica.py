@@ -82,6 +82,41 @@ def test_the_second_turn_of_a_conversation_goes_where_the_first_went(two_replica
 
 
 @live
+def test_a_stream_is_read_on_whichever_replica_is_asked(two_replicas):
+    async def events(answer, enough=None):
+        text = ""
+        async for piece in answer.aiter_text():
+            text += piece
+            if enough is not None and text.count("\n\n") >= enough:
+                break
+        return text[: text.rindex("\n\n") + 2]
+
+    async def run():
+        async with visiting(two_replicas.url) as web:
+            await replicas(web, 2)
+            asked = body(5, 400, resumable=True)
+            async with web.stream("POST", "/v1/chat/completions", json=asked) as answer:
+                path = f"/stretto/streams/{answer.headers['x-stretto-stream']}"
+                begun = await events(answer, 5)
+            after, places, pieces = begun.count("\n\n"), set(), [begun]
+            for _ in range(8):  # each takes over where the one before it left
+                async with web.stream("GET", f"{path}?after={after}") as answer:
+                    places.add(answer.headers["x-stretto-replica"])
+                    pieces.append(await events(answer, 5))
+                after += pieces[-1].count("\n\n")
+            pieces.append((await web.get(f"{path}?after={after}")).text)
+            whole = [(await web.get(path)).text for _ in range(4)]
+            ended = await web.delete(path)
+            return places, "".join(pieces), whole, ended.status_code
+
+    places, pieces, whole, ended = asyncio.run(run())
+    assert len(places) == 2
+    assert set(whole) == {pieces}
+    assert pieces.endswith("data: [DONE]\n\n")
+    assert ended == 200
+
+
+@live
 def test_a_replica_has_every_endpoint_of_the_server(two_replicas):
     with serving() as (_, server):
         expected = server.get("/openapi.json").json()["paths"].keys()

@@ -17,7 +17,7 @@ from stretto.deploy import router as module
 from stretto.deploy.asks import TextModel, read_ask
 from stretto.deploy.policy import Ask
 from stretto.deploy.prefixes import chain, hash_tenant, pack_keys, seed
-from stretto.deploy.router import Ingress, KnownModels, PrefixRouter, configure
+from stretto.deploy.router import Ingress, KnownModels, PrefixRouter, RayRouter, configure
 from stretto.errors import InvalidRequest
 from stretto.testing import mock_llm
 
@@ -92,6 +92,20 @@ def test_requests_back_off_while_all_replicas_are_full():
     request = pending(Ask())
     names(made(), [FakeReplica("a")], request)
     assert request.routing_context.should_backoff
+
+
+@pytest.mark.parametrize("kind", [PrefixRouter, RayRouter])
+def test_a_request_that_names_its_replica_goes_there_and_to_no_other(kind):
+    replicas = [FakeReplica(name) for name in "abc"]
+    router = kind(deployment_id=HERE, handle_source=DeploymentHandleSource.UNKNOWN)
+    router.initialize_state()
+    router._replica_id_set, router._replicas = (
+        {one.replica_id for one in replicas},
+        {one.replica_id: one for one in replicas},
+    )
+    assert names(router, replicas, pending({}, Ask(replica="b"))) == ["b"]
+    gone = names(router, replicas, pending({}, Ask(replica="z")))
+    assert len(gone) >= 2  # any of them says that it has not got it
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,16 @@ def test_numbers_that_no_event_has_are_refused(web, after):
     assert given.status_code == 400
 
 
+def test_a_stream_is_looked_for_without_reading_it(web):
+    with web.stream("POST", CHAT, json=FOREVER) as answer:
+        path, pieces = f"/stretto/streams/{answer.headers['x-stretto-stream']}", answer.iter_text()
+        next(pieces)
+        found = web.head(path)
+        assert (found.status_code, found.content) == (200, b"")
+        assert next(pieces)  # nobody has taken it over
+        assert web.head(path + "x").status_code == 404
+
+
 def test_the_field_is_for_streams(web):
     answer = web.post(CHAT, json={**TALK, "resumable": True})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "resumable")

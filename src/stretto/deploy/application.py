@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stretto.deploy import require_ray
 from stretto.deploy.environment import check_cluster
 from stretto.deploy.peers import BROADCAST_SECONDS, Answer, Peers, Request, answer_request
+from stretto.deploy.policy import Ask
 from stretto.deploy.prefixes import report
 from stretto.deploy.settings import DEPLOYMENT, DeploySettings
 from stretto.llm import LLM
 from stretto.server.app import create_app
 from stretto.server.http.protocol import with_descriptors
 from stretto.server.http.state import State
+from stretto.server.http.streaming import open_app
 from stretto.server.http.usage import HELPER_THREAD_NAME
 from stretto.server.serve import HELPER_THREADS, configure_logging
 
@@ -100,8 +103,7 @@ def build(args: Mapping[str, Any]) -> Application:
 
     settings = DeploySettings.parse(args)
     found, by_prefix = options(settings), settings.routing == "prefix"
-    if by_prefix:
-        found = router.configure(found)
+    found = router.configure(found) if by_prefix else router.configure_as_ray(found)
     ingress = serve.ingress()(Replica)
     application = serve.deployment(name=DEPLOYMENT)(ingress).options(**found).bind(dict(args))
     if by_prefix and os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
@@ -185,12 +187,31 @@ class Replica:
         self._app, self.state = guard, guard.state
         self.state.labels = {"replica": self.name}
         await self.state.registry.load(self.settings.entry.name)
-        return Named(Peers(guard, self._broadcast), self.name)
+        return Named(Peers(guard, self._broadcast, self._relay), self.name)
 
     async def visit(self, request: Request) -> Answer:
         """This replica's own answer to a request that another one was sent."""
         assert self._app is not None
         return await answer_request(self._app, request, self.name)
+
+    async def visit_stream(self, request: Request, ask: Ask) -> AsyncGenerator[Message, None]:
+        """This replica's own answer, in pieces, to a request that another one was sent for it."""
+        assert self._app is not None
+        async with aclosing(open_app(self._app, request)) as messages:
+            async for message in messages:
+                yield message
+
+    async def _relay(self, replica: str, request: Request) -> AsyncGenerator[Message, None]:
+        """The answer of the replica of that name, as it comes."""
+        from ray import serve
+
+        handle = serve.get_deployment_handle(DEPLOYMENT, self.application).options(stream=True)
+        answer = handle.visit_stream.remote(request, Ask(replica=replica))
+        try:
+            async for message in answer:
+                yield message
+        finally:
+            answer.cancel()
 
     async def _broadcast(self, request: Request) -> list[Answer]:
         """The answers of all replicas that answer in time."""

@@ -4,26 +4,33 @@
     GET /stretto/replicas                               each replica, and their sum
     GET, DELETE /v1/responses/ID                        whichever replica has it
     DELETE /stretto/requests/ID, /stretto/pins/NAME     likewise, and /stretto/streams/ID
+    GET /stretto/streams/ID                             read on from the replica that holds the answer
 
 Requests like these go to every replica as they came, keys and all, so that each checks them as its own. They
-are rare and small; requests that generate are never sent on.
+are rare and small; requests that generate are never sent on. A stream is looked for by HEAD, and then passed
+on as it comes from the one replica that has it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stretto.server.http.streaming import ask_app
+from stretto.deploy.cut import REASON, last_event
+from stretto.server.http.errors import dumps, gone, write_error
+from stretto.server.http.streaming import EVENTS, ask_app
 
 JSON = (b"content-type", b"application/json")
-REPLICAS, STATS = "/stretto/replicas", "/stretto/stats"
+REPLICAS, STATS, STREAMS = "/stretto/replicas", "/stretto/stats", "/stretto/streams/"
 FOUND_ANYWHERE = {
     "GET": ("/v1/responses/",),
-    "DELETE": ("/v1/responses/", "/stretto/requests/", "/stretto/streams/", "/stretto/pins/"),
+    "DELETE": ("/v1/responses/", "/stretto/requests/", STREAMS, "/stretto/pins/"),
 }
 BROADCAST_SECONDS = 5.0  # for all replicas to answer
 SUMMED = ("running", "waiting", "cells", "held")  # of a model's engine and cache
@@ -31,18 +38,29 @@ SUMMED = ("running", "waiting", "cells", "held")  # of a model's engine and cach
 Request = dict[str, Any]  # method, path, query_string and headers: what can be sent to another process
 Answer = dict[str, Any]  # replica, status, headers and body
 Broadcast = Callable[[Request], Awaitable[list[Answer]]]
+Relay = Callable[[str, Request], AsyncGenerator[Message, None]]
+
+log = logging.getLogger("stretto.deploy")
 
 
 class Peers:
-    """An ASGI app around a replica's; `broadcast` sends a request to all replicas, this one among them."""
+    """An ASGI app around a replica's.
 
-    def __init__(self, app: ASGIApp, broadcast: Broadcast) -> None:
+    `broadcast` sends a request to all replicas, this one among them; `relay` to the one of that name, whose
+    answer comes in pieces.
+    """
+
+    def __init__(self, app: ASGIApp, broadcast: Broadcast, relay: Relay) -> None:
         self._app = app
         self._broadcast = broadcast
+        self._relay = relay
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
         how = "" if scope["type"] != "http" else _how(scope["method"], scope["path"])
+        if how == "read on":
+            await self._read_on(scope, receive, send)
+            return
         if not how:
             await self._app(scope, receive, send)
             return
@@ -52,6 +70,44 @@ class Peers:
             own = _merged(scope["path"], own, await self._broadcast(request))
         await send({"type": "http.response.start", "status": own["status"], "headers": own["headers"]})
         await send({"type": "http.response.body", "body": own["body"]})
+
+    async def _read_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A stream from the replica that holds it; this one answers if it does, or if none does."""
+        request = make_request(scope)
+        asked = {**request, "method": "HEAD"}
+        holder = ""
+        if (await answer_request(self._app, asked))["status"] == 404:
+            found = await self._broadcast(asked)
+            holder = next((one["replica"] for one in found if one["status"] == 200), "")
+        if not holder:
+            await self._app(scope, receive, send)
+            return
+        copying = asyncio.create_task(self._pass_on(holder, request, send))
+        leaving = asyncio.create_task(gone(receive))
+        try:
+            await asyncio.wait((copying, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (copying, leaving):
+                task.cancel()
+            await asyncio.wait((copying, leaving))
+
+    async def _pass_on(self, holder: str, request: Request, send: Send) -> None:
+        """Send the messages of another replica's answer, and an error behind them if it ends."""
+        is_begun = False
+        try:
+            async with aclosing(self._relay(holder, request)) as messages:
+                async for message in messages:
+                    await send(message)
+                    is_begun = True
+            return
+        except Exception as error:
+            log.warning("the replica %s did not end its stream: %r", holder, error)
+        body = last_event(request["path"], EVENTS)
+        if not is_begun:
+            body = dumps(write_error(REASON, request["path"])).encode()
+            headers = [JSON, (b"content-length", str(len(body)).encode())]
+            await send({"type": "http.response.start", "status": REASON.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
 
 def make_request(scope: Scope) -> Request:
@@ -76,6 +132,8 @@ async def answer_request(app: ASGIApp, request: Request, replica: str = "") -> A
 def _how(method: str, path: str) -> str:
     if method == "GET" and path in ("/metrics", REPLICAS, "/stretto/requests", "/stretto/pins"):
         return "sum"
+    if method == "GET" and path.startswith(STREAMS):
+        return "read on"
     return "find" if path.startswith(FOUND_ANYWHERE.get(method, ())) and method in FOUND_ANYWHERE else ""
 
 

@@ -38,13 +38,15 @@ class Ask(NamedTuple):
     """The part of a request that routing looks at.
 
     `keys` are those of its token blocks; `is_exact` says whether replicas report such keys too, or the router
-    has to remember them by itself. `saved` is the key of something that one replica alone has.
+    has to remember them by itself. `saved` is the key of something that one replica alone has. `replica` is
+    the name of the only one that may get the request.
     """
 
     keys: Sequence[int] = ()
     session: str = ""
     saved: int | None = None
     is_exact: bool = True
+    replica: str = ""
 
 
 @dataclass

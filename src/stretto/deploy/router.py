@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from ray import serve
+from ray.serve._private.common import RequestMetadata
+from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
@@ -124,6 +126,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray may not be insta
         try:
             if pending_request is not None:  # else Ray asks again at once if all are busy
                 pending_request.routing_context.should_backoff = True
+            if named := find_named(candidate_replicas, pending_request):
+                return named
             return self._ordered(list(candidate_replicas), pending_request)
         except Exception:
             log.exception("routing failed; the request goes to any replica")
@@ -151,6 +155,37 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray may not be insta
                 self._taken[name] = report
                 self.holdings.take_report(name, report, now)
                 known_models().take_report(report)
+
+
+class RayRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]  # Ray may not be installed
+    """Ray's own routing, but for requests that name their replica."""
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """The replicas in the order in which they should be tried."""
+        if named := find_named(candidate_replicas, pending_request):
+            return named
+        chosen: list[list[RunningReplica]] = await super().choose_replicas(
+            candidate_replicas, pending_request
+        )
+        return chosen
+
+    def _fulfill_next_pending_request(
+        self, replica: RunningReplica, request_metadata: RequestMetadata | None = None
+    ) -> None:
+        """Give a replica to the first request that waits, or to the one that named it."""
+        waiting = self._get_pending_request_matching_internal_request_id(request_metadata)
+        if find_named([replica], waiting):
+            RequestRouter._fulfill_next_pending_request(self, replica, request_metadata)
+        else:
+            super()._fulfill_next_pending_request(replica, request_metadata)
+
+
+def find_named(replicas: list[RunningReplica], pending: PendingRequest | None) -> list[list[RunningReplica]]:
+    """The replica that a request of another replica names, and no other; none if it is gone."""
+    name = next((one.replica for one in getattr(pending, "args", ()) if isinstance(one, Ask)), "")
+    return [[one] for one in replicas if name and one.replica_id.unique_id == name]
 
 
 def read_pending(pending: PendingRequest | None) -> Ask:
@@ -232,6 +267,12 @@ def configure(options: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
         request_router_kwargs=fields,
         request_routing_stats_period_s=REPORT_SECONDS,
     )
+    return {**options, "request_router_config": how}
+
+
+def configure_as_ray(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a deployment that is routed to as Ray does by itself."""
+    how = RequestRouterConfig(request_router_class="stretto.deploy.router:RayRouter")
     return {**options, "request_router_config": how}
 
 

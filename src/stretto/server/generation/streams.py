@@ -22,7 +22,7 @@ from stretto.server.generation.generation import Generation
 from stretto.server.http.bodies import make_router
 from stretto.server.http.errors import ApiError, Json, field_error, write_error
 from stretto.server.http.state import Job, State, get_caller, get_state
-from stretto.server.http.streaming import DIRECT, OpenResponse, event
+from stretto.server.http.streaming import DIRECT, EVENTS, OpenResponse, event
 
 STREAM_ID = "x-stretto-stream"  # header of an answer that can be read on
 ID_BYTES = 24  # random ones
@@ -249,6 +249,13 @@ async def read_on(
         after = int(given)
     stream.check(after)
     return Reading(stream, after)
+
+
+@router.head("/stretto/streams/{name}")
+async def find_stream(name: str, request: Request) -> Response:
+    """Whether there is a resumable stream of the caller's by this id; nothing is read of it."""
+    _find(request, name)
+    return Response(media_type=EVENTS)
 
 
 @router.delete("/stretto/streams/{name}")

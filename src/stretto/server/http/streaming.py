@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -29,8 +29,6 @@ async def ask_app(
 
     `request` is the scope, of which all that is usual may be left out.
     """
-    usual: Scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http"}
-    usual.update(root_path="", query_string=b"", headers=[], client=None, server=None)
     start: Message = {"status": 500, "headers": ()}
     given, pieces = False, []
 
@@ -46,8 +44,48 @@ async def ask_app(
             start.update(message)
         pieces.append(message.get("body", b""))
 
-    await app({**usual, "raw_path": request["path"].encode(), **request}, receive, send)
+    await app(_scope(request), receive, send)
     return start["status"], [(name, value) for name, value in start["headers"]], b"".join(pieces)
+
+
+async def open_app(app: ASGIApp, request: Scope) -> AsyncGenerator[Message, None]:
+    """The messages of an app's answer as they come; closing the generator is a client that disconnects.
+
+    `request` is as `ask_app` takes it, without a body.
+    """
+    messages: asyncio.Queue[Message | None] = asyncio.Queue()
+    left = asyncio.Event()
+    asked: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def receive() -> Message:
+        if asked:
+            return asked.pop()
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        messages.put_nowait(message)
+
+    async def run() -> None:
+        try:
+            await app(_scope(request), receive, send)
+        finally:
+            messages.put_nowait(None)
+
+    task = asyncio.create_task(run())
+    try:
+        while (message := await messages.get()) is not None:
+            yield message
+        await task
+    finally:
+        left.set()
+        await asyncio.wait((task,))
+
+
+def _scope(request: Scope) -> Scope:
+    usual: Scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http"}
+    usual.update(root_path="", query_string=b"", headers=[], client=None, server=None)
+    return {**usual, "raw_path": request["path"].encode(), **request}
 
 
 class OpenResponse(Response):
