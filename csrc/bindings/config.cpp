@@ -95,6 +95,9 @@ AttentionConfig attention_of(const Part& spec, const std::vector<Rope>& ropes, s
     a.cap = number_in(spec, "cap");
     a.rope = rope_in(spec, ropes, a.head_size);
     if (has(spec, "window")) a.window = static_cast<int>(std::min<int64_t>(size_in(spec, "window"), INT32_MAX));
+    a.chunked = flag_in(spec, "chunked");
+    if (a.chunked && !a.window) fail("chunks need a size");
+    a.clip = number_in(spec, "clip");
     if (has(spec, "shared")) {
         a.shared = static_cast<int>(size_in(spec, "shared", 0));
         if (static_cast<size_t>(a.shared) >= layer) fail("K and V can be shared with an earlier layer only");
@@ -118,6 +121,7 @@ AttentionConfig attention_of(const Part& spec, const std::vector<Rope>& ropes, s
     a.causal = flag_in(spec, "causal");
     a.alibi = nb::cast<std::vector<float>>(spec["alibi"]);
     if (!a.alibi.empty() && a.alibi.size() != a.n_head) fail("a slope for each head is needed");
+    if (a.chunked && !a.causal) fail("chunks are of attention in one direction");
     if (a.v_norm.over != Over::kHead) fail("v_norm has to be of each head");
     if (a.norm_after_rope && (a.q_norm.over == Over::kAll || a.k_norm.over == Over::kAll || a.k_norm.bias)) {
         fail("such a norm cannot come after the rope");
@@ -154,7 +158,7 @@ AttentionConfig latent_attention_of(const Part& spec, const LatentConfig& l, con
 DenseConfig inner_of(const Part& spec) {
     DenseConfig d;
     d.n_ff = size_in(spec, "n_ff");
-    d.activation = static_cast<FeedActivation>(choice_in(spec, "activation", {"silu", "gelu", "relu2", "gelu_erf"}));
+    d.activation = static_cast<FeedActivation>(choice_in(spec, "activation", {"silu", "gelu", "relu2", "gelu_erf", "relu", "xielu"}));
     d.gated = flag_in(spec, "gated");
     d.bias = flag_in(spec, "bias");
     return d;
@@ -164,6 +168,9 @@ DenseConfig dense_of(const Part& spec) {
     DenseConfig d = inner_of(spec);
     d.suffix = text_in(spec, "suffix");
     d.down_bias = has(spec, "down_bias") ? flag_in(spec, "down_bias") : d.bias;
+    const auto xielu = nb::cast<std::vector<float>>(spec["xielu"]);
+    if (xielu.size() != (d.activation == FeedActivation::kXielu ? 4 : 0)) fail("xIELU has four numbers");
+    if (!xielu.empty()) d.xielu = {xielu[0], xielu[1], xielu[2], xielu[3]};
     d.sparse = has(spec, "cutoff");
     if (d.sparse) d.cutoff = number_in(spec, "cutoff");
     if (d.sparse && !d.gated) fail("a cutoff is one of gates");
@@ -177,7 +184,10 @@ RoutingConfig routing_of(const Part& spec, size_t n_expert) {
     r.n_group = size_in(spec, "n_group");
     r.n_group_used = size_in(spec, "n_group_used");
     r.group_best = size_in(spec, "group_best");
-    r.weights = static_cast<Weights>(choice_in(spec, "weights", {"softmax", "sigmoid", "chosen"}));
+    r.weights = static_cast<Weights>(choice_in(spec, "weights", {"softmax", "sigmoid", "chosen", "one by one"}));
+    r.early = flag_in(spec, "early");
+    r.jitter = number_in(spec, "jitter");
+    if (r.early && has(spec, "norm")) fail("an early router reads the row as it is");
     r.normalize = flag_in(spec, "normalize");
     r.correction = flag_in(spec, "correction");
     r.bias = flag_in(spec, "bias");
@@ -196,6 +206,9 @@ ExpertsConfig experts_of(const Part& spec) {
     ExpertsConfig e;
     e.n_expert = size_in(spec, "n_expert");
     e.expert = inner_of(spec);
+    if (e.expert.activation == FeedActivation::kXielu) fail("experts have no xIELU");
+    e.weighs_inputs = flag_in(spec, "weighs_inputs");
+    if (e.weighs_inputs && e.expert.bias) fail("experts whose inputs are weighed have no biases");
     e.routing = routing_of(part_in(spec, "routing"), e.n_expert);
     e.limit = number_in(spec, "limit");
     e.alpha = number_in(spec, "alpha");
@@ -351,6 +364,7 @@ Config config_of(const nb::dict& dictionary) {
     c.logit_scale = number_in(spec, "logit_scale");
     c.logit_cap = number_in(spec, "logit_cap");
     c.tied = flag_in(spec, "tied");
+    c.output_bias = flag_in(spec, "output_bias");
     c.output_norm = norm_in(spec, "output_norm");
     c.embedding_norm = norm_in(spec, "embedding_norm");
     c.learned_positions = size_in(spec, "learned_positions", 0);

@@ -38,7 +38,7 @@ struct Planner {
     static std::vector<AttentionKind> kinds_of(const std::vector<std::pair<int32_t, bool>>& kinds) {
         std::vector<AttentionKind> found;
         for (const auto& [window, causal] : kinds) {
-            if (window < 0) fail("a window must have at least 1 position, or be 0 for none");
+            if (window < 0 && !causal) fail("chunks are of attention in one direction");
             found.push_back({window, causal});
         }
         return found;

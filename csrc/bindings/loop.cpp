@@ -45,6 +45,10 @@ nb::tuple loop(Decoder& decoder, Input1<float> logits, Input1<int32_t> cells, in
         table.shape(0) != decoder.n_cells() || position < 0 || sampling.size() != 7) {
         fail("the arrays of a loop do not fit together");
     }
+    const size_t n_learned = decoder.config().learned_positions;
+    if (n_learned && (loop.most > n_learned || static_cast<size_t>(position) > n_learned - loop.most)) {
+        fail("positions out of range");
+    }
     check_range(cells.data(), loop.most, decoder.n_cells(), "cells");
     check_range(view.data(), n_view, decoder.n_cells(), "the view");
     for (const auto& [number, scale] : adapters) loop.adapters.emplace_back(adapter_of(decoder, number), scale);

@@ -134,7 +134,8 @@ Array2<float> decode(Decoder& decoder, const std::vector<int32_t>& tokens, const
         fail("the lists of a step have different lengths");
     }
     check_range(tokens.data(), input.n, decoder.config().n_vocab, "tokens");
-    check_range(positions.data(), input.n, kMost, "positions");
+    const size_t n_learned = decoder.config().learned_positions;
+    check_range(positions.data(), input.n, n_learned ? n_learned : kMost, "positions");
     check_range(cells.data(), input.n, decoder.n_cells(), "cells");
     input.wanted.resize(input.n);
     std::iota(input.wanted.begin(), input.wanted.end(), 0);

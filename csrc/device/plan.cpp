@@ -48,7 +48,8 @@ void DevicePlan::find_ranges(size_t kind) {
         const int32_t* positions = views.positions(*rows.view_of[i]);
         const size_t length = static_cast<size_t>(work.lengths[i]);
         const int64_t own = rows.positions[i], window = k.window;
-        work.firsts[i] = static_cast<int32_t>(index_of(positions, length, own - window + 1));
+        const int64_t first = window > 0 ? own - window + 1 : own - own % -window;
+        work.firsts[i] = static_cast<int32_t>(index_of(positions, length, first));
         if (!k.causal) work.lengths[i] = static_cast<int32_t>(index_of(positions, length, own + window));
     }
 }

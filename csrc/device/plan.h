@@ -12,7 +12,7 @@ namespace stretto {
 
 // Layers that attend alike.
 struct AttentionKind {
-    int32_t window;  // positions that a row attends to, its own included; 0: all
+    int32_t window;  // positions that a row attends to, its own included; 0: all; below 0: chunks of so many
     bool causal;     // or in both directions, `window` positions each way
 };
 

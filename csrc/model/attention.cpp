@@ -9,6 +9,15 @@
 
 namespace stretto {
 
+namespace {
+
+// Numbers no further from 0 than `most`, if there is such a limit.
+void clip(float* x, size_t n, float most) {
+    for (size_t i = 0; i < n && most > 0.0f; ++i) x[i] = std::max(-most, std::min(x[i], most));
+}
+
+}  // namespace
+
 void Decoder::Walk::attention(size_t layer) {
     const AttentionConfig& a = c_.layers[layer].attention;
     const Layer& w = d_.layers_[layer];
@@ -37,6 +46,7 @@ void Decoder::Walk::prepare_whole_rows(size_t layer) {
     auto whole = [&](const Norm& norm, const std::vector<float>& bias, float* x, size_t size) {
         if (norm.config.over != Over::kAll || !norm.config.there()) return;
         if (a.bias) kernel_.add(x, bias.data(), size);
+        clip(x, size, a.clip);
         d_.normalize(norm, x, size, x);
     };
     for (size_t row = first_; row < last_ && (!alone_ || thread_ == 0); ++row) {
@@ -56,6 +66,7 @@ void Decoder::Walk::turn_head(size_t layer, size_t row, const std::vector<float>
         d_.normalize(norm, x, a.head_size, x, norm.config.over == Over::kHeads ? head * a.head_size : 0);
     };
     if (a.bias && !prepared) kernel_.add(x, bias.data() + head * a.head_size, a.head_size);
+    if (!prepared) clip(x, a.head_size, a.clip);
     if (each && !a.norm_after_rope) normalize();
     if (a.rope >= 0) {
         const Rope& rope = c_.ropes[a.rope];
@@ -104,6 +115,7 @@ void Decoder::Walk::store_heads(size_t layer, size_t row, size_t kv) {
     if (a.values_are_keys) std::memcpy(v, k, size * sizeof(float));
     turn_head(layer, row, w.k.bias, w.k_norm, kv, k);
     if (a.bias) kernel_.add(v, (a.values_are_keys ? w.k.bias : w.v.bias).data() + kv * size, size);
+    clip(v, size, a.clip);
     if (w.v_norm.config.there()) d_.normalize(w.v_norm, v, size, v);
     uint8_t* key = d_.head_of(layer, cell, false, kv);
     uint8_t* value = d_.head_of(layer, cell, true, kv);

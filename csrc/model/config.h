@@ -37,6 +37,8 @@ struct AttentionConfig {
     float scale = 1.0f, cap = 0.0f;  // cap 0: none
     int rope = -1;                   // which of Config::ropes; −1: none
     int window = 0;                  // 0: none
+    bool chunked = false;            // rows see the chunk of `window` positions that they are in, not the last ones
+    float clip = 0.0f;               // q, k and v lie within it on either side of 0; 0: anywhere
     int shared = -1;                 // the layer whose K and V it reads; −1: its own
     bool bias = false, output_bias = false, sinks = false, gate = false, values_are_keys = false;
     bool norm_after_rope = false;
@@ -57,24 +59,31 @@ struct LatentConfig {
     NormConfig q_norm, kv_norm;
 };
 
-enum class FeedActivation { kSilu, kGelu, kRelu2, kGeluErf };
+enum class FeedActivation { kSilu, kGelu, kRelu2, kGeluErf, kRelu, kXielu };
+
+// xIELU: alpha_p x² + beta x above 0, alpha_n (e^min(x, eps) − 1 − x) + beta x below.
+struct XieluConfig {
+    float alpha_p = 0.0f, alpha_n = 0.0f, beta = 0.0f, eps = 0.0f;
+};
 
 struct DenseConfig {
     size_t n_ff = 0;
     FeedActivation activation = FeedActivation::kSilu;
+    XieluConfig xielu;
     bool gated = true, bias = false, down_bias = false;
     std::string suffix;   // of its tensors' names
     bool sparse = false;  // gates that are not above a cutoff become 0:
     float cutoff = 0.0f;  // so many standard deviations above their mean
 };
 
-enum class Weights { kSoftmax, kSigmoid, kChosen };
+enum class Weights { kSoftmax, kSigmoid, kChosen, kOneByOne };
 
 struct RoutingConfig {
     size_t n_used = 0, n_group = 1, n_group_used = 1, group_best = 2;
     Weights weights = Weights::kSoftmax;
     bool normalize = true, correction = false, bias = false;
-    float scale = 1.0f;
+    bool early = false;        // the router reads the row as the layer gets it, not what its experts read
+    float scale = 1.0f, jitter = 0.0f;
     NormConfig norm;           // of what the router reads
     float score_scale = 1.0f;
 };
@@ -87,6 +96,7 @@ struct ExpertsConfig {
     bool has_shared = false, shared_gate = false;
     DenseConfig shared;
     bool output_scale = false;  // a number for each expert
+    bool weighs_inputs = false;  // weights are of what experts read, not of what they give
     NormConfig norm, post_norm, shared_norm, shared_post_norm;
 
     // Whether router, experts and the shared one read anything else than their layer's normalised row.
@@ -170,7 +180,7 @@ struct Config {
     bool windowed_images = false;  // rows attend beyond their own position in layers with a window only
     size_t deepstack = 0;  // so many layers add further numbers of a row's vector to what they made
     float embedding_scale = 1.0f, logit_scale = 1.0f, logit_cap = 0.0f;  // cap 0: none
-    bool tied = true;
+    bool tied = true, output_bias = false;
     size_t learned_positions = 0, token_types = 0;  // rows that are added to embeddings, 0: none
     NormConfig embedding_norm, output_norm;
     std::vector<ProjectionConfig> projections;

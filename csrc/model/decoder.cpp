@@ -39,6 +39,7 @@ Decoder::Decoder(Config config, size_t n_cells, CacheType cache, Precision preci
     widths_ = widths_of(config_);
     tensors_.matrix("token_embd", embedding_, config_.n_vocab, n_embd);
     if (!config_.tied) tensors_.matrix("output", output_, config_.n_vocab, n_embd);
+    if (config_.output_bias) tensors_.vector("output.bias", output_bias_, config_.n_vocab);
     tensors_.norm("", config_.output_norm, output_norm_, n_embd);
     double bytes = 0.0;  // in floating point, which cannot wrap around
     for (size_t i = 0; i < layers_.size(); ++i) {

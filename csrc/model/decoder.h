@@ -191,6 +191,7 @@ private:
     std::map<int, Adapter> adapters_;
     Matrix embedding_, output_;
     Norm output_norm_;
+    std::vector<float> output_bias_;
     ModelWeights model_;
     Tensors tensors_;
     size_t most_heads_ = 0;         // of any layer

@@ -54,9 +54,28 @@ void keep_best_groups(const RoutingConfig& c, float* order, size_t n) {
     }
 }
 
+// One expert after the other, each with its share in a softmax of those that are left and not much worse (SparseMixer):
+// all whose distance from the best, as a share of the larger of both, is above 2 × jitter have no part in it.
+void choose_one_by_one(const RoutingConfig& c, const float* scores, size_t n, int32_t* chosen, float* weights) {
+    std::vector<float> left(scores, scores + n);
+    for (size_t k = 0; k < c.n_used; ++k) {
+        best_of(n, 1, [&](size_t i) { return left[i]; }, chosen + k);
+        const float most = left[chosen[k]];
+        float sum = 0.0f;
+        for (size_t i = 0; i < n; ++i) {
+            const float larger = std::max(std::abs(scores[i]), most);
+            const bool is_worse = (most - scores[i]) / larger > 2.0f * c.jitter;
+            if (!is_worse) sum += std::exp(left[i] - most);
+        }
+        weights[k] = 1.0f / sum;
+        left[chosen[k]] = -std::numeric_limits<float>::infinity();
+    }
+}
+
 // One row's experts and their weights, from the router's scores, which are changed.
 void choose(const RoutingConfig& c, float* scores, size_t n, const std::vector<float>& correction, int32_t* chosen,
             float* weights) {
+    if (c.weights == Weights::kOneByOne) return choose_one_by_one(c, scores, n, chosen, weights);
     if (c.weights == Weights::kSoftmax) softmax(scores, n);
     if (c.weights == Weights::kSigmoid) {
         for (size_t i = 0; i < n; ++i) scores[i] = 1.0f / (1.0f + std::exp(-scores[i]));
@@ -149,8 +168,10 @@ void Decoder::Walk::experts(size_t layer) {
     const ExpertsConfig& c = c_.layers[layer].experts;
     const ExpertWeights& w = d_.layers_[layer].experts;
     const size_t n_ff = c.expert.n_ff, n_embd = c_.n_embd, each = columns_of(d_.precision_);
-    product(w.router.matrix, renormalize(c, w.router_norm), n_, plan_.scores, quantized_);
-    meet();
+    if (!c.routing.early) {
+        product(w.router.matrix, renormalize(c, w.router_norm), n_, plan_.scores, quantized_);
+        meet();
+    }
     std::vector<int32_t> own_chosen(alone_ ? c.routing.n_used : 0);
     std::vector<float> own_weights(own_chosen.size());
     int32_t* chosen = alone_ ? own_chosen.data() : plan_.chosen;
@@ -171,6 +192,11 @@ void Decoder::Walk::experts(size_t layer) {
         });
     }
     float* up_out = c.expert.gated ? plan_.expert_up : plan_.expert_gate;
+    // What an expert's input is multiplied with: its products are, which is the same.
+    const auto share_of = [&](size_t pair) {
+        const size_t row = pair_rows_[pair];
+        for (size_t k = row * c.routing.n_used;; ++k) if (pair_of_[k] == pair) return weights[k];
+    };
     each_group(w.ups[0].panels(), [&](const Group& group, size_t begin, size_t end) {
         const Rows inputs{group.in, group.floats, 0, group.count};
         const size_t at = group.first * n_ff, from = begin * kPanelRows, to = std::min(end * kPanelRows, n_ff);
@@ -180,6 +206,11 @@ void Decoder::Walk::experts(size_t layer) {
         d_.multiply(w.ups[group.index], inputs, begin, end, up_out + at, mine_.product);
         const size_t bias = group.index * n_ff + from;
         for (size_t row = 0; row < group.count; ++row) {
+            const float share = c.weighs_inputs ? share_of(group.first + row) : 1.0f;
+            for (float* made : {plan_.expert_gate, plan_.expert_up}) {
+                if (!c.weighs_inputs || (made == plan_.expert_up && !c.expert.gated)) continue;
+                for (size_t i = from; i < to; ++i) made[at + row * n_ff + i] *= share;
+            }
             activate(c.expert, c.expert.bias && c.expert.gated ? w.gate_bias.data() + bias : nullptr,
                      c.expert.bias ? w.up_bias.data() + bias : nullptr, c.limit, c.alpha,
                      plan_.expert_gate + at + row * n_ff + from, up_out + at + row * n_ff + from, to - from);
@@ -228,7 +259,8 @@ void Decoder::Walk::combine(size_t layer, const int32_t* chosen, const float* we
         for (size_t k = row * n_used; k < (row + 1) * n_used; ++k) {
             const float* out = plan_.grouped + pair_of_[k] * n;
             const float* bias = c.expert.bias ? w.down_bias.data() + chosen[k] * n : nullptr;
-            for (size_t i = 0; i < n; ++i) sum[i] += weights[k] * (bias ? out[i] + bias[i] : out[i]);
+            const float weight = c.weighs_inputs ? 1.0f : weights[k];
+            for (size_t i = 0; i < n; ++i) sum[i] += weight * (bias ? out[i] + bias[i] : out[i]);
         }
         if (c.post_norm.there()) d_.normalize(w.post_norm, sum, n, sum);
         if (shared) {

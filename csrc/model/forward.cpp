@@ -93,6 +93,12 @@ void Decoder::Walk::layer(size_t index) {
     const Layer& weights = d_.layers_[index];
     task_ = kLayerTasks * index;
     if (config.streams.n > 1) predict(index);
+    const bool routes_early = config.ffn == FeedForwardKind::kExperts && config.experts.routing.early;
+    if (routes_early) {
+        quantize(x_, c_.n_embd);
+        product(weights.experts.router.matrix, x_, n_, plan_.scores, quantized_);
+        meet();
+    }
     if (config.mixer != MixerKind::kNone) {
         norm_rows(weights.norm);
         if (config.low_rank.rank) product(weights.beside.low_rank_in, normed_, n_, plan_.narrow, quantized_);
@@ -113,6 +119,7 @@ void Decoder::Walk::layer(size_t index) {
             }
             added = sum_;
         }
+        if (config.parallel) renorm_before(weights.ffn_norm);
         add_rows(added, weights.o.bias, weights.post_norm, config.residual_scale);
         norm_sums(weights.sum_norm);
     }
@@ -125,7 +132,7 @@ void Decoder::Walk::feed_forward(size_t index) {
     const LayerConfig& config = c_.layers[index];
     const Layer& weights = d_.layers_[index];
     if (config.parallel) {
-        quantize(normed_, c_.n_embd);  // what the mixer read
+        quantize(normed_, c_.n_embd);  // what the mixer read, or the stream that it read with a norm of its own
     } else {
         norm_rows(weights.ffn_norm);
     }
@@ -176,6 +183,13 @@ void Decoder::Walk::norm_rows(const Norm& norm) {
         }
     }
     quantize(normed_, c_.n_embd);
+}
+
+// What the feed-forward reads beside a mixer, where that is not what the mixer read: the stream before anything is added.
+void Decoder::Walk::renorm_before(const Norm& norm) {
+    for (size_t row = first_; row < last_ && norm.config.there(); ++row) {
+        d_.normalize(norm, row_of(x_, row), c_.n_embd, row_of(normed_, row));
+    }
 }
 
 // Normalises the residual stream itself, if there is such a norm.
@@ -311,10 +325,21 @@ void Decoder::Walk::activate(const DenseConfig& config, const float* gate_bias, 
         }
         return kernel_.silu(gate, up, n);
     }
-    if (config.activation == FeedActivation::kRelu2) {
+    if (config.activation == FeedActivation::kRelu2 || config.activation == FeedActivation::kRelu) {
+        const bool squares = config.activation == FeedActivation::kRelu2;
         for (size_t i = 0; i < n; ++i) {
-            const float above = std::max(gate[i], 0.0f);
-            gate[i] = config.gated ? above * above * up[i] : above * above;
+            const float above = std::max(gate[i], 0.0f), made = squares ? above * above : above;
+            gate[i] = config.gated ? made * up[i] : made;
+        }
+        return;
+    }
+    if (config.activation == FeedActivation::kXielu) {
+        const XieluConfig& c = config.xielu;
+        for (size_t i = 0; i < n; ++i) {
+            const float x = gate[i];
+            const float curved = x > 0.0f ? c.alpha_p * x * x : c.alpha_n * (std::expm1(std::min(x, c.eps)) - x);
+            const float made = curved + c.beta * x;
+            gate[i] = config.gated ? made * up[i] : made;
         }
         return;
     }
@@ -369,6 +394,7 @@ void Decoder::finish_logits(const Plan& plan, size_t first, size_t last, size_t 
     const Config& c = config_;
     for (size_t row = first; row < last; ++row) {
         float* logits = plan.out + row * c.n_vocab;
+        if (c.output_bias) kernels_->add(logits + from, output_bias_.data() + from, to - from);
         if (c.logit_scale != 1.0f) {
             for (size_t i = from; i < to; ++i) logits[i] *= c.logit_scale;
         }

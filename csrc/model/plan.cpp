@@ -3,6 +3,7 @@
 #include "model/plan.h"
 
 #include <cmath>
+#include <tuple>
 
 #include "memory/carver.h"
 #include "model/recurrent_layer.h"
@@ -124,9 +125,9 @@ void Decoder::group_slots(Plan& plan) const {
 
 void Decoder::find_windows(Plan& plan) const {
     const Input& input = *plan.input;
-    std::vector<std::pair<int, bool>> windows;  // and whether they have one side only
+    std::vector<std::tuple<int, bool, bool>> windows;  // whether they have one side only, whether they are chunks
     for (const LayerConfig& layer : config_.layers) {
-        const std::pair<int, bool> window{layer.attention.window, layer.attention.causal};
+        const std::tuple window{layer.attention.window, layer.attention.causal, layer.attention.chunked};
         const auto at = std::find(windows.begin(), windows.end(), window);
         plan.window_of.push_back(at - windows.begin());
         if (at == windows.end()) windows.push_back(window);
@@ -137,11 +138,12 @@ void Decoder::find_windows(Plan& plan) const {
         const auto is_before = [&](int32_t cell) { return input.table[cell] < position; };
         return static_cast<int32_t>(std::partition_point(view, view + input.lengths[row], is_before) - view);
     };
-    for (const auto& [window, causal] : windows) {
+    for (const auto& [window, causal, chunked] : windows) {
         std::vector<int32_t> begins(input.n, 0), ends;
         for (size_t row = 0; window && row < input.n; ++row) {
-            begins[row] = entry_at(row, int64_t{input.positions[row]} - window + 1);
-            if (!causal) ends.push_back(entry_at(row, int64_t{input.positions[row]} + window));
+            const int64_t own = input.positions[row];
+            begins[row] = entry_at(row, chunked ? own / window * window : own - window + 1);
+            if (!causal) ends.push_back(entry_at(row, own + window));
         }
         plan.begins.push_back(std::move(begins));
         plan.ends.push_back(std::move(ends));

@@ -51,6 +51,7 @@ private:
     }
     void quantize_part(const float* x, size_t columns, size_t row, size_t from, size_t to, const Quantized& out) const;
     void norm_rows(const Norm& norm);
+    void renorm_before(const Norm& norm);
     void norm_sums(const Norm& norm);
     void add_rows(float* rows, const std::vector<float>& bias, const Norm& post, float scale);
     // Calls multiply(piece), then finish(piece), for the pieces of a product that this thread gets to do. Where A x is still

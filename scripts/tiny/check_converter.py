@@ -84,7 +84,7 @@ def exaone4_short(rng: np.random.Generator) -> base.Made:
     return dense_norms.exaone4(rng, n_layer=8)
 
 
-def converted(folder: Path, target: Path) -> None:
+def converted(folder: Path, target: Path, kind_of_file: str = "ALL_F32") -> None:
     """A folder as the GGUF file that llama.cpp's converter makes of it, without words."""
     import gguf
     from conversion import ModelBase, ModelType, TextModel, get_model_architecture, get_model_class
@@ -94,7 +94,7 @@ def converted(folder: Path, target: Path) -> None:
         kind.__name__, (kind,), {"set_vocab": TextModel._set_vocab_none, "model_arch": kind.model_arch}
     )
     with torch.inference_mode():
-        named(folder, gguf.LlamaFileType.ALL_F32, target).write()
+        named(folder, gguf.LlamaFileType[kind_of_file], target).write()
 
 
 def differences(name: str, case: Case, folder: Path) -> dict[str, float]:

@@ -5,7 +5,7 @@ import pytest
 
 from stretto.errors import ModelError
 from stretto.models import read_spec
-from stretto.models.jina_bert import slopes
+from stretto.models.common import slopes
 from stretto.weights.gguf import GGUF
 from stretto.weights.writer import write_gguf
 from tiny_encoders import file_of

@@ -98,6 +98,7 @@ def check(spec: ModelSpec) -> None:
         "inputs of each layer": spec.per_layer is not None,
         "attention in both directions": not spec.causal,
         "learned positions": spec.learned_positions > 0,
+        "a bias of logits": spec.output_bias,
         "types of tokens": spec.token_types > 0,
         "a norm of embeddings": spec.embedding_norm is not None,
         "scores of a text": spec.classifier is not None,
@@ -121,9 +122,17 @@ def _parts(layer: Layer) -> Iterator[str]:
         yield "a mixture of experts"
     if isinstance(layer.ffn, Dense) and layer.ffn.cutoff is not None:
         yield "a feed-forward whose gates are mostly 0"
+    if isinstance(layer.ffn, Dense) and layer.ffn.xielu:
+        yield "the xIELU activation"
+    if layer.parallel and layer.ffn_norm is not None:
+        yield "a norm of its own for a feed-forward beside attention"
     if isinstance(layer.mixer, Attention):
         if layer.mixer.sinks:
             yield "attention sinks"
+        if layer.mixer.clip:
+            yield "a limit of q, k and v"
+        if layer.mixer.chunked:
+            yield "attention in chunks"
         if layer.mixer.alibi:
             yield "scores that fall with the distance (ALiBi)"
         if layer.mixer.gate:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stretto.models.common import Keys, dense, refuse_experts
-from stretto.models.encoders import learned_positions, two_way, uniform_encoder
+from stretto.models.common import Keys, dense, learned_positions, refuse_experts
+from stretto.models.encoders import two_way, uniform_encoder
 from stretto.models.spec import ModelSpec
 
 

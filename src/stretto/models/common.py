@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from math import log
+from math import log, log2
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stretto.errors import ModelError, UnsupportedModel
-from stretto.models.feed_forward import FeedForward
+from stretto.models.feed_forward import Activation, FeedForward
 from stretto.models.mixers import Mixer
 from stretto.models.parts import ByLength
 from stretto.models.rope import plain_frequencies, yarn
@@ -23,6 +23,7 @@ from stretto.weights.tensor import Tensor
 MAX_LAYERS = 1024
 MAX_HEAD_SIZE = 1 << 16
 MAX_EXPERTS = 4096
+MAX_HEADS = 1 << 16
 LAYER_EPSILON = "attention.layer_norm_epsilon"
 
 
@@ -335,9 +336,48 @@ def whole_norms(eps: float) -> dict[str, Norm]:
     return {f"{name}_norm": Norm(f"attn_{name}_norm", eps, over="all") for name in "qk"}
 
 
+def fused_biases(keys: Keys) -> dict[str, bool]:
+    """Whether q, k and v are one tensor, and which biases there are, as pieces of an attention."""
+    fused = keys.has("blk.0.attn_qkv.weight")
+    bias = keys.has(f"blk.0.attn_{'qkv' if fused else 'q'}.bias")
+    return {"fused": fused, "bias": bias, "output_bias": keys.has("blk.0.attn_output.bias")}
+
+
+def layer_norm(keys: Keys, name: str) -> Norm:
+    """A layer norm by that name, with a bias if the file has one; outside of layers too."""
+    has_bias = keys.has(f"blk.0.{name}.bias") or keys.has(f"{name}.bias")
+    return Norm(name, keys.layer_eps, "layer", bias=has_bias)
+
+
 def dense(keys: Keys, **pieces: Any) -> Dense:
     """The feed-forward that the usual keys describe; `pieces` are the fields that differ."""
     return Dense(keys.size("feed_forward_length"), **pieces)
+
+
+def ungated(keys: Keys, activation: Activation) -> Dense:
+    """A feed-forward of two matrices, with the biases that the file has."""
+    return dense(keys, activation=activation, gated=False, bias=keys.has("blk.0.ffn_up.bias"))
+
+
+def learned_positions(keys: Keys) -> dict[str, int]:
+    """The number of learned positions, and the context that they allow, as pieces of a spec."""
+    rows = keys.tensor("position_embd.weight").shape[0]
+    return {"learned_positions": rows, "context_length": min(rows, keys.size("context_length"))}
+
+
+def slopes(n_head: int, most: float = 8.0) -> tuple[float, ...]:
+    """How much each head's scores fall with each position of distance (ALiBi): a geometric series.
+
+    The first slope is 2^(−most / heads). Where the number of heads is no power of two, those beyond it take
+    every other slope of twice as many.
+
+    >>> slopes(2)
+    (0.0625, 0.00390625)
+    """
+    whole = 1 << int(log2(n_head))
+    found = [2 ** (-most * (i + 1) / whole) for i in range(whole)]
+    found += [2 ** (-most / 2 * (2 * i + 1) / whole) for i in range(n_head - whole)]
+    return tuple(found)
 
 
 def decoder(keys: Keys, layers: Iterable[Layer], **pieces: Any) -> ModelSpec:
@@ -358,6 +398,22 @@ def decoder(keys: Keys, layers: Iterable[Layer], **pieces: Any) -> ModelSpec:
 def uniform_decoder(keys: Keys, mixer: Mixer, ffn: FeedForward, **pieces: Any) -> ModelSpec:
     """A model whose layers are all the same, with RMS norms before each part."""
     return decoder(keys, (plain_layer(mixer, ffn, keys.eps),) * keys.n_layer, **pieces)
+
+
+def layer_norm_decoder(
+    keys: Keys, mixer: Attention, ffn: FeedForward, *, parallel: bool | None = None, **pieces: Any
+) -> ModelSpec:
+    """A model whose layers are all the same, with layer norms before each part.
+
+    `parallel`: attention and feed-forward stand side by side; None: they do if a file has one norm for both.
+    """
+    has_both = keys.has("blk.0.ffn_norm.weight")
+    ffn_norm = layer_norm(keys, "ffn_norm") if has_both else None
+    parallel = not has_both if parallel is None else parallel
+    layer = Layer(mixer, ffn, layer_norm(keys, "attn_norm"), ffn_norm, parallel=parallel)
+    return decoder(
+        keys, (layer,) * keys.n_layer, **({"output_norm": layer_norm(keys, "output_norm")} | pieces)
+    )
 
 
 def plain_decoder(keys: Keys, mixer: Attention) -> ModelSpec:

@@ -66,12 +66,6 @@ def uniform_encoder(keys: Keys, mixer: Attention, ffn: FeedForward, **pieces: An
     return encoder(keys, (post_norm_layer(keys, mixer, ffn),) * keys.n_layer, **pieces)
 
 
-def learned_positions(keys: Keys) -> dict[str, int]:
-    """The number of learned positions, and the context that they allow."""
-    rows = keys.tensor("position_embd.weight").shape[0]
-    return {"learned_positions": rows, "context_length": min(rows, keys.size("context_length"))}
-
-
 # The heads that a file's metadata and tensors describe, of encoders and of decoders used as such.
 
 NONE, MEAN, CLS, LAST, RANK = range(5)  # codes of pooling_type

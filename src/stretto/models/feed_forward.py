@@ -10,7 +10,8 @@ from typing import Literal
 
 from stretto.models.parts import Norm, Shapes, Slice
 
-Activation = Literal["silu", "gelu", "relu2", "gelu_erf"]  # gelu: the tanh form; gelu_erf: the exact one
+# gelu: the tanh form; gelu_erf: the exact one; xielu has numbers of its own.
+Activation = Literal["silu", "gelu", "relu2", "gelu_erf", "relu", "xielu"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class Dense:
 
     `suffix` is part of the tensors' names: "_shexp" for an expert that every token has. With `cutoff` most
     gates are 0: from each row's gates its mean and `cutoff` times its standard deviation are subtracted, and
-    what is not above 0 then is 0.
+    what is not above 0 then is 0. `xielu`: alpha_p, alpha_n, beta and eps of that activation, which is
+    alpha_p x² + beta x above 0, and alpha_n (e^min(x, eps) − 1 − x) + beta x below.
     """
 
     n_ff: int
@@ -30,6 +32,7 @@ class Dense:
     suffix: str = ""
     cutoff: float | None = None
     down_bias: bool | None = None  # of the last matrix; None: as `bias`, that of the others
+    xielu: tuple[float, ...] = ()
 
     @property
     def has_down_bias(self) -> bool:
@@ -64,14 +67,16 @@ class Dense:
 class Routing:
     """The choice of experts for a token, from the router's scores.
 
-    `weights` is how scores become weights: a "softmax" or "sigmoid" of all, or "chosen": a softmax of the
-    chosen ones. With `correction` a bias is added for the choice only. With groups, only experts of the
-    `n_group_used` best groups (by the sum of each group's `group_best` best) can be chosen. Chosen weights
+    `weights` is how scores become weights: a "softmax" or "sigmoid" of all, "chosen": a softmax of the
+    chosen ones, or "one by one": the best of those that are left has its share in a softmax of all that are
+    not worse by more than 2 × `jitter` of the larger of both (SparseMixer). With `correction` a bias is added
+    for the choice only. With groups, only experts of the `n_group_used` best groups (by the sum of each
+    group's `group_best` best) can be chosen. Chosen weights
     are divided by their sum if `normalize`, and multiplied by `scale`.
     """
 
     n_used: int
-    weights: Literal["softmax", "sigmoid", "chosen"] = "softmax"
+    weights: Literal["softmax", "sigmoid", "chosen", "one by one"] = "softmax"
     normalize: bool = True
     scale: float = 1.0
     correction: bool = False
@@ -81,6 +86,8 @@ class Routing:
     group_best: int = 2
     norm: Norm | None = None  # of what the router reads
     score_scale: float = 1.0  # scores are multiplied by it first
+    jitter: float = 0.0
+    early: bool = False  # the router reads the row as the layer gets it, before its mixer
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,7 @@ class Experts:
     post_norm: Norm | None = None  # of the sum of their outputs
     shared_norm: Norm | None = None
     shared_post_norm: Norm | None = None
+    weighs_inputs: bool = False  # weights are of what experts read, not of what they give
 
     def tensors(self, n_embd: int) -> Shapes:
         """The tensors of the file."""

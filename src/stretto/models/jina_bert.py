@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from math import log2
-
-from stretto.models.common import Keys, dense, refuse_experts
+from stretto.models.common import Keys, dense, refuse_experts, slopes
 from stretto.models.encoders import two_way, uniform_encoder
 from stretto.models.spec import ModelSpec
-
-MOST_ALIBI = 8.0  # the first head's slope is 2^(−8 / heads)
 
 
 def read_v2(keys: Keys) -> ModelSpec:
@@ -34,17 +30,3 @@ def read_v3(keys: Keys) -> ModelSpec:
     refuse_experts(keys)
     ffn = dense(keys, activation="gelu_erf", gated=False, bias=keys.has("blk.0.ffn_up.bias"))
     return uniform_encoder(keys, two_way(keys, "halves"), ffn)
-
-
-def slopes(n_head: int, most: float = MOST_ALIBI) -> tuple[float, ...]:
-    """How much each head's scores fall with each position of distance: a geometric series.
-
-    Where the number of heads is no power of two, those beyond it take every other slope of twice as many.
-
-    >>> slopes(2)
-    (0.0625, 0.00390625)
-    """
-    whole = 1 << int(log2(n_head))
-    found = [2 ** (-most * (i + 1) / whole) for i in range(whole)]
-    found += [2 ** (-most / 2 * (2 * i + 1) / whole) for i in range(n_head - whole)]
-    return tuple(found)

@@ -17,11 +17,12 @@ from stretto.models.parts import Norm, Rope, Shapes, Slice, Temperature
 class Attention:
     """Attention over the cells of a token's view.
 
-    `window`: a token attends to the last `window` positions only, itself included. Without `causal` it
-    attends to all cells of its view, or to those less than `window` positions away on either side; a text is
-    then computed in one pass. `alibi`: for each head, how much scores fall with each position of distance; or
-    none. `shared`: the layer
-    whose K and V this one reads instead of its own. `sinks`: a score for each head that belongs to no cell.
+    `window`: a token attends to the last `window` positions only, itself included; or, if `chunked`, to those
+    before it in its chunk of so many positions. `clip`: q, k and v are kept between −clip and clip; 0 for no
+    limit. Without `causal` it attends to all cells of its view, or to those less than `window` positions away
+    on either side; a text is then computed in one pass. `alibi`: for each head, how much scores fall with
+    each position of distance; or none. `shared`: the layer whose K and V this one reads instead of its own.
+    `sinks`: a score for each head that belongs to no cell.
     `gate`: the query projection has a gate beside each head's query, whose sigmoid multiplies the head's
     result.
     """
@@ -47,6 +48,13 @@ class Attention:
     fused: bool = False  # q, k and v are one tensor of the file, attn_qkv
     causal: bool = True
     alibi: tuple[float, ...] = ()
+    chunked: bool = False
+    clip: float = 0.0
+
+    @property
+    def reach(self) -> int | None:
+        """The window, below 0 if it is a chunk: what layers that attend alike have in common."""
+        return -self.window if self.window is not None and self.chunked else self.window
 
     @property
     def kv(self) -> tuple[int, int] | None:

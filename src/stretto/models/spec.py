@@ -61,7 +61,8 @@ __all__ = [
 class Layer:
     """One decoder layer. A part that is None is left out; a norm that is None changes nothing.
 
-    `parallel`: the feed-forward reads what the mixer reads, and both are added to x together.
+    `parallel`: the feed-forward reads what the mixer reads, or the same x through a norm of its own, and both
+    are added to x together.
     """
 
     mixer: Mixer | None
@@ -168,6 +169,7 @@ class ModelSpec:
     logit_scale: float = 1.0  # logits are multiplied by it
     logit_cap: float = 0.0  # logits become cap × tanh(logit / cap); 0: as they are
     tied: bool = True  # the output matrix is the embedding matrix
+    output_bias: bool = False  # is added to logits before they are scaled
     windowed_images: bool = False  # tokens of an image see each other, in layers with a window only
     deepstack: int = 0  # so many layers add further numbers of an image's vectors to what they made
     per_layer: PerLayer | None = None
@@ -314,6 +316,8 @@ class ModelSpec:
             shapes |= projection.tensors()
         if not self.tied:
             shapes["output.weight"] = (self.n_vocab, self.n_embd)
+        if self.output_bias:
+            shapes["output.bias"] = (self.n_vocab,)
         if self.per_layer is not None:
             shapes |= self.per_layer.tensors(self.n_vocab, self.n_embd, self.n_layer)
         if self.streams is not None:

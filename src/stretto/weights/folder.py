@@ -49,6 +49,7 @@ class Folder(GGUF):
         found = convert(config, self._shards, self.path)
         values: dict[str, Any] = {"general.architecture": found.arch, "general.name": self.path.name}
         values |= {f"{found.arch}.{key}": value for key, value in found.keys.items()}
+        values |= found.bare_keys
         sentence_keys(self.path, found.arch, values)
         self._shards += dense_modules(self.path, found)
         self.metadata = make_metadata(values, self.path)

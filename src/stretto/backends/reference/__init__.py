@@ -103,7 +103,10 @@ class ReferenceBackend:
         """The output matrix applied to final hidden states."""
         name = "token_embd.weight" if self.spec.tied else "output.weight"
         logits: Floats = hidden @ self.weights[name].T
-        logits = changed(logits, hidden, (changes or {}).get(name, [])) * np.float32(self.spec.logit_scale)
+        logits = changed(logits, hidden, (changes or {}).get(name, []))
+        if self.spec.output_bias:
+            logits = logits + self.weights["output.bias"]
+        logits = logits * np.float32(self.spec.logit_scale)
         return cap(logits, self.spec.logit_cap)
 
     def load_adapter(self, name: str, lora: LoRA) -> None:
@@ -205,8 +208,10 @@ class ReferenceBackend:
     def layer(self, i: int, layer: Layer, x: Floats, run: Pass) -> Floats:
         """x with what the layer's mixer and feed-forward add to it, and its input."""
         w = LayerWeights(self.weights, i, layer.slices(), changes=run.changes)
-        scale = np.float32(layer.residual_scale)
+        scale, given = np.float32(layer.residual_scale), x
         normed = before = w.norm(layer.norm, x)
+        if layer.parallel and layer.ffn_norm is not None:
+            before = w.norm(layer.ffn_norm, x)
         if layer.mixer is not None:
             x = x + scale * w.norm(layer.post_norm, mix(layer.mixer, w, i, normed, run))
             x = w.norm(layer.sum_norm, x)
@@ -214,7 +219,7 @@ class ReferenceBackend:
             x = (x + feed_forward.low_rank(layer.low_rank, w, normed)) * np.float32(0.5**0.5)
         if layer.ffn is not None:
             normed = before if layer.parallel else w.norm(layer.ffn_norm, x)
-            x = x + scale * w.norm(layer.post_ffn_norm, feed(layer.ffn, w, normed))
+            x = x + scale * w.norm(layer.post_ffn_norm, feed(layer.ffn, w, normed, given))
             x = w.norm(layer.ffn_sum_norm, x)
         if layer.input is not None and run.inputs is not None:
             x = x + feed_forward.from_input(layer.input, w, x, run.inputs[i])
@@ -319,9 +324,9 @@ def mix(mixer: Mixer, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floats:
     return MIXERS[type(mixer)](mixer, w, i, x, run)
 
 
-def feed(ffn: FeedForward, w: LayerWeights, x: Floats) -> Floats:
-    """The output of a layer's feed-forward for normalised x, by its kind."""
-    return dense(ffn, w, x) if isinstance(ffn, Dense) else experts(ffn, w, x)
+def feed(ffn: FeedForward, w: LayerWeights, x: Floats, given: Floats) -> Floats:
+    """The output of a layer's feed-forward for normalised x, by its kind; `given`: what the layer got."""
+    return dense(ffn, w, x) if isinstance(ffn, Dense) else experts(ffn, w, x, given)
 
 
 def _row_of(attention: list[Floats], batch: Batch, row: int) -> Floats:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.base import Batch
-from stretto.backends.reference.layer import ACTIVATIONS, Floats, LayerWeights, gelu, sigmoid, softmax
+from stretto.backends.reference.layer import ACTIVATIONS, Floats, LayerWeights, gelu, sigmoid, softmax, xielu
 from stretto.models.feed_forward import Dense, Experts, Routing
 from stretto.models.parts import LayerInput, LowRank, PerLayer, Streams
 from stretto.models.spec import Layer
@@ -14,7 +14,11 @@ from stretto.models.spec import Layer
 
 def dense(ffn: Dense, w: LayerWeights, x: Floats) -> Floats:
     """down(activation(gate x) × up x), or down(activation(up x))."""
-    act, s = ACTIVATIONS[ffn.activation], ffn.suffix
+    s = ffn.suffix
+
+    def act(x: Floats) -> Floats:
+        return xielu(x, *ffn.xielu) if ffn.xielu else ACTIVATIONS[ffn.activation](x)
+
     up = w.matmul(x, f"ffn_up{s}")
     if not ffn.gated:
         return w.matmul(act(up), f"ffn_down{s}")
@@ -27,16 +31,20 @@ def dense(ffn: Dense, w: LayerWeights, x: Floats) -> Floats:
     return w.matmul(act(gate) * up, f"ffn_down{s}")
 
 
-def experts(ffn: Experts, w: LayerWeights, x: Floats) -> Floats:
-    """The chosen experts of each row, weighted, and the shared one."""
-    scores = w.matmul(w.norm(ffn.routing.norm, x), "ffn_gate_inp") * np.float32(ffn.routing.score_scale)
+def experts(ffn: Experts, w: LayerWeights, x: Floats, before: Floats) -> Floats:
+    """The chosen experts of each row, weighted, and the shared one; `before`: what the layer got."""
+    read = before if ffn.routing.early else w.norm(ffn.routing.norm, x)
+    scores = w.matmul(read, "ffn_gate_inp") * np.float32(ffn.routing.score_scale)
     chosen, weights = route(ffn.routing, scores, w.get("exp_probs_b.bias"))
     if ffn.output_scale:
         weights = weights * w["ffn_down_exps.scale"][chosen]
     inputs, out = w.norm(ffn.norm, x), np.zeros_like(x)
     for row in range(len(x)):
         for e, weight in zip(chosen[row], weights[row], strict=True):
-            out[row] += weight * _expert(ffn, w, int(e), inputs[row])
+            if ffn.weighs_inputs:
+                out[row] += _expert(ffn, w, int(e), weight * inputs[row])
+            else:
+                out[row] += weight * _expert(ffn, w, int(e), inputs[row])
     out = w.norm(ffn.post_norm, out)
     if ffn.shared is not None:
         shared = w.norm(ffn.shared_post_norm, dense(ffn.shared, w, w.norm(ffn.shared_norm, x)))
@@ -69,6 +77,8 @@ def _expert(ffn: Experts, w: LayerWeights, e: int, x: Floats) -> Floats:
 def route(routing: Routing, scores: Floats, correction: Floats | None) -> tuple[NDArray[np.intp], Floats]:
     """The experts of each row and their weights, from the router's scores [n, n_expert]."""
     n, n_expert = scores.shape
+    if routing.weights == "one by one":
+        return _one_by_one(routing, scores)
     if routing.weights == "softmax":
         probabilities = softmax(scores)
     elif routing.weights == "sigmoid":
@@ -90,6 +100,20 @@ def route(routing: Routing, scores: Floats, correction: Floats | None) -> tuple[
     if routing.normalize:
         weights = weights / weights.sum(axis=1, keepdims=True)
     weights = weights * np.float32(routing.scale)
+    return chosen, weights
+
+
+def _one_by_one(routing: Routing, scores: Floats) -> tuple[NDArray[np.intp], Floats]:
+    """Each expert's share in a softmax of those that are left, and not much worse than it."""
+    left, rows = scores.copy(), np.arange(len(scores))
+    chosen = np.empty((len(scores), routing.n_used), np.intp)
+    weights = np.empty(chosen.shape, np.float32)
+    for k in range(routing.n_used):
+        chosen[:, k] = best = left.argmax(axis=1)
+        most = left[rows, best][:, None]
+        worse = (most - scores) / np.maximum(np.abs(scores), most) > 2 * routing.jitter
+        weights[:, k] = 1 / np.where(worse, 0, np.exp(left - most)).sum(axis=1)
+        left[rows, best] = -np.inf
     return chosen, weights
 
 

@@ -100,13 +100,33 @@ def relu2(x: Floats) -> Floats:
     return out
 
 
+def relu(x: Floats) -> Floats:
+    """What is above 0."""
+    out: Floats = np.maximum(x, 0)
+    return out
+
+
+def xielu(x: Floats, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Floats:
+    """A parabola above 0, and what bends towards a line below."""
+    below = np.float32(alpha_n) * (np.expm1(np.minimum(x, np.float32(eps))) - x)
+    out: Floats = np.where(x > 0, np.float32(alpha_p) * x * x, below) + np.float32(beta) * x
+    return out
+
+
 def tanh(x: Floats) -> Floats:
     """The hyperbolic tangent."""
     out: Floats = np.tanh(x)
     return out
 
 
-ACTIVATIONS = {"silu": silu, "gelu": gelu, "relu2": relu2, "gelu_erf": gelu_erf, "tanh": tanh}
+ACTIVATIONS = {
+    "silu": silu,
+    "gelu": gelu,
+    "relu2": relu2,
+    "gelu_erf": gelu_erf,
+    "relu": relu,
+    "tanh": tanh,
+}
 
 
 Floats = NDArray[np.float32]

@@ -26,7 +26,7 @@ from stretto.models.parts import Norm
 def mix_attention(mixer: Attention, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floats:
     """Attention of normalised rows x to their cells; K and V of the rows are written first."""
     n = len(x)
-    q = w.matmul(x, "attn_q").reshape(n, mixer.n_head, -1)
+    q = _clipped(mixer, w.matmul(x, "attn_q")).reshape(n, mixer.n_head, -1)
     gate = q[..., mixer.head_size :]
     q = _turned(q[..., : mixer.head_size], mixer.q_norm, mixer, w, run)
     if mixer.temperature is not None:
@@ -35,8 +35,10 @@ def mix_attention(mixer: Attention, w: LayerWeights, i: int, x: Floats, run: Pas
         q = q * (1 + t.slope * np.log1p(steps)).astype(np.float32)[:, None, None]
     if mixer.shared is None:
         cells = run.placement.cells
-        k = w.matmul(x, "attn_k").reshape(n, mixer.n_kv_head, -1)
-        v = k if mixer.values_are_keys else w.matmul(x, "attn_v").reshape(n, mixer.n_kv_head, -1)
+        k = _clipped(mixer, w.matmul(x, "attn_k")).reshape(n, mixer.n_kv_head, -1)
+        v = k
+        if not mixer.values_are_keys:
+            v = _clipped(mixer, w.matmul(x, "attn_v")).reshape(n, mixer.n_kv_head, -1)
         run.keys[i][cells] = run.stored(_turned(k, mixer.k_norm, mixer, w, run))
         run.values[i][cells] = run.stored(w.norm_heads(mixer.v_norm, v))
     source = i if mixer.shared is None else mixer.shared
@@ -52,6 +54,11 @@ def mix_attention(mixer: Attention, w: LayerWeights, i: int, x: Floats, run: Pas
     return w.matmul(mixed, "attn_output")
 
 
+def _clipped(mixer: Attention, x: Floats) -> Floats:
+    """Numbers no further from 0 than the limit, if there is one."""
+    return np.clip(x, np.float32(-mixer.clip), np.float32(mixer.clip)) if mixer.clip else x
+
+
 def _turned(x: Floats, norm: Norm | None, mixer: Attention, w: LayerWeights, run: Pass) -> Floats:
     """Queries or keys, normalised and rotated."""
     if not mixer.norm_after_rope:
@@ -62,13 +69,14 @@ def _turned(x: Floats, norm: Norm | None, mixer: Attention, w: LayerWeights, run
 
 
 def within(run: Pass, mixer: Attention) -> Mask:
-    """The mask without cells that are `window` positions away or more; whole views in both directions."""
+    """The mask without cells outside the window; whole views in both directions."""
     table, positions = run.placement.table[None, :], run.positions[:, None]
     if not mixer.causal:
         return run.whole if mixer.window is None else run.whole & (np.abs(table - positions) < mixer.window)
     if mixer.window is None:
         return run.mask if run.causal is None else run.causal
-    return run.mask & (table > positions - mixer.window)
+    first = positions - (positions % mixer.window if mixer.chunked else mixer.window - 1)
+    return run.mask & (table >= first)
 
 
 def falling(run: Pass, mixer: Attention) -> Floats | None:

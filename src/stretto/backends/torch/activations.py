@@ -9,7 +9,7 @@ import torch
 from stretto.backends.torch.device import Tensor
 from stretto.errors import Unsupported
 
-CODES = {"": 0, "silu": 1, "gelu": 2, "relu2": 3, "gelu_erf": 4, "tanh": 5, "clamped": 6}
+CODES = {"": 0, "silu": 1, "gelu": 2, "relu2": 3, "gelu_erf": 4, "tanh": 5, "clamped": 6, "relu": 7}
 
 
 def code(name: str) -> int:
@@ -29,9 +29,16 @@ def activate(name: str, x: Tensor) -> Tensor:
         return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
     if name == "relu2":
         return torch.relu(x).square()
+    if name == "relu":
+        return torch.relu(x)
     if name == "gelu_erf":
         return 0.5 * x * (1 + torch.erf(x * math.sqrt(0.5)))
     return torch.tanh(x)
+
+
+def xielu(x: Tensor, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Tensor:
+    """A parabola above 0, and what bends towards a line below."""
+    return torch.where(x > 0, alpha_p * x * x, alpha_n * (torch.expm1(x.clamp(max=eps)) - x)) + beta * x
 
 
 def gate(name: str, gates: Tensor, ups: Tensor, clamp: tuple[float, float] | None = None) -> Tensor:

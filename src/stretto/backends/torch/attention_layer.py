@@ -188,6 +188,8 @@ class AttentionLayer:
     def __call__(self, x: Tensor, run: Pass) -> Tensor:
         """dtype[n, n_embd]: what the layer adds, from normalised rows."""
         projected = product(x, self.projection, bias=self.bias)
+        if self.mixer.clip:
+            projected = projected.clamp(-self.mixer.clip, self.mixer.clip)
         return product(self.attend(projected, run), self.output, bias=self.output_bias)
 
     def attend(self, projected: Tensor, run: Pass) -> Tensor:
@@ -196,7 +198,7 @@ class AttentionLayer:
         keys, values = run.memory.keys[source], run.memory.values[source]
         assert keys is not None
         assert values is not None
-        work = run.work.of(mixer.window, mixer.causal)
+        work = run.work.of(mixer.reach, mixer.causal)
         mixed = projected.new_empty(len(projected), mixer.n_head * mixer.head_size, dtype=self.dtype)
         if run.is_lean and self.is_one_kernel(keys):
             self.attend_row(projected, keys, values, run, work, mixed)

@@ -11,7 +11,7 @@ from stretto.backends.torch.activations import activate
 from stretto.backends.torch.attention_layer import AttentionLayer, LatentLayer
 from stretto.backends.torch.cells import DeviceCells
 from stretto.backends.torch.device import Tensor
-from stretto.backends.torch.feed_layer import DenseLayer, feed_layer
+from stretto.backends.torch.feed_layer import DenseLayer, ExpertsLayer, feed_layer
 from stretto.backends.torch.matrix import Prefetch, product
 from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.recurrent_layer import RecurrentLayer
@@ -96,7 +96,13 @@ class DecoderLayer:
         """Add to x what the layer makes of it."""
         layer, scale = self.layer, self.layer.residual_scale
         prefetch = run.prefetch(self.mixer.projection) if isinstance(self.mixer, AttentionLayer) else None
-        before = normed = x.normed(self.norm, prefetch)
+        before, scores = None, None
+        if isinstance(self.ffn, ExpertsLayer) and self.ffn.ffn.routing.early:
+            scores = self.ffn.scores(x.sum())
+        if layer.parallel and self.ffn_norm is not None:
+            before = norm(x.sum(), self.ffn_norm, self.norm_dtype)
+        normed = x.normed(self.norm, prefetch)
+        before = normed if before is None else before
         if self.mixer is not None:
             x.add(self.mixer(normed, run), scale, self.post_norm)
             x.become_normed(self.sum_norm)
@@ -106,7 +112,8 @@ class DecoderLayer:
         if self.ffn is not None:
             prefetch = run.prefetch(self.ffn.inner) if isinstance(self.ffn, DenseLayer) else None
             normed = before if layer.parallel else x.normed(self.ffn_norm, prefetch)
-            x.add(self.ffn(normed), scale, self.post_ffn_norm)
+            made = self.ffn(normed, scores) if isinstance(self.ffn, ExpertsLayer) else self.ffn(normed)
+            x.add(made, scale, self.post_ffn_norm)
             x.become_normed(self.ffn_sum_norm)
         if self.input is not None and self.streams is None and run.inputs is not None:
             x.add(self.input(x.sum(), run.inputs[self.index]))
@@ -150,6 +157,7 @@ class Decoder:
             layer.norm_dtype = self.dtype
         self.output_norm = whole.norm(spec.output_norm, width)
         self.output = self.embeddings if spec.tied else whole.matrix({"output": spec.n_vocab}, width)
+        self.output_bias = whole.vector("output.bias", spec.n_vocab) if spec.output_bias else None
         self.projections = {
             name: (part, whole.matrix({name: part.rows}, part.columns), whole.biases({name: part.rows}),
                    whole.norm(part.norm, part.rows))
@@ -183,6 +191,8 @@ class Decoder:
 
     def scaled(self, made: Tensor) -> Tensor:
         """Products with the output matrix as logits."""
+        if self.output_bias is not None:
+            made += self.output_bias
         if self.spec.logit_scale != 1.0:
             made *= self.spec.logit_scale
         if self.spec.logit_cap:

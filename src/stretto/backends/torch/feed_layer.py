@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stretto.backends.torch import activations, cuda, matrix
-from stretto.backends.torch.activations import activate
+from stretto.backends.torch.activations import activate, xielu
 from stretto.backends.torch.device import Tensor, uses_kernels
 from stretto.backends.torch.launching import launch
 from stretto.backends.torch.matrix import product
@@ -29,7 +29,7 @@ __all__ = ["Assignment", "Stack", "assign", "expert_product", "mixture", "route"
 
 def route(routing: Routing, scores: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:
     """The experts of each row int32[n, used], best first, and their weights float32[n, used]."""
-    if uses_kernels(scores):
+    if uses_kernels(scores) and routing.weights != "one by one":
         from stretto.backends.torch.kernels import experts
 
         return experts.route(routing, scores, correction)
@@ -39,6 +39,8 @@ def route(routing: Routing, scores: Tensor, correction: Tensor | None) -> tuple[
 def plain_route(routing: Routing, scores: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:
     """`route` in plain torch."""
     scores = scores.float()
+    if routing.weights == "one by one":
+        return _one_by_one(routing, scores)
     if routing.weights == "softmax":
         probabilities = _softmax(scores)
     elif routing.weights == "sigmoid":
@@ -55,6 +57,19 @@ def plain_route(routing: Routing, scores: Tensor, correction: Tensor | None) -> 
     if routing.normalize:
         weights = weights / in_order(weights)
     return chosen.int(), weights * routing.scale
+
+
+def _one_by_one(routing: Routing, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Each expert's share in a softmax of those that are left, and not much worse than it."""
+    left, chosen, weights = scores.clone(), [], []
+    for _ in range(routing.n_used):
+        most, best = left.max(dim=1, keepdim=True)
+        worse = (most - scores) / torch.maximum(scores.abs(), most) > 2 * routing.jitter
+        shares = torch.exp(left - most).masked_fill(worse, 0.0)
+        chosen.append(best)
+        weights.append(1 / in_order(shares))
+        left = left.scatter(1, best, -torch.inf)
+    return torch.cat(chosen, 1).int(), torch.cat(weights, 1)
 
 
 def in_order(x: Tensor) -> Tensor:
@@ -219,7 +234,10 @@ class DenseLayer:
     def __call__(self, x: Tensor) -> Tensor:
         """dtype[n, n_embd], from normalised rows."""
         ffn = self.ffn
-        if ffn.cutoff is None:
+        if ffn.xielu:
+            inner = xielu(product(x, self.inner, bias=self.bias, out_dtype=torch.float32), *ffn.xielu)
+            inner = inner.to(self.dtype)
+        elif ffn.cutoff is None:
             inner = product(x, self.inner, bias=self.bias, activation=ffn.activation)
         else:
             both = product(x, self.inner, bias=self.bias, out_dtype=torch.float32)
@@ -255,10 +273,10 @@ class ExpertsLayer:
             w.matrix({"ffn_gate_inp_shexp": 1}, n_embd, dtype=torch.float32) if ffn.shared_gate else None
         )
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """float32[n, n_embd], from normalised rows."""
+    def __call__(self, x: Tensor, scores: Tensor | None = None) -> Tensor:
+        """float32[n, n_embd], from normalised rows; `scores` of an early router."""
         ffn, dtype = self.ffn, self.dtype
-        scores = self._scores(x)
+        scores = self.scores(x) if scores is None else scores
         if ffn.routing.score_scale != 1.0:
             scores = scores * ffn.routing.score_scale
         chosen, weights = route(ffn.routing, scores, self.correction)
@@ -266,8 +284,12 @@ class ExpertsLayer:
             weights = weights * self.scale[chosen.long()]
         order = assign(chosen, ffn.n_expert)
         clamp = (ffn.limit, ffn.alpha) if ffn.limit else None
+        read = norm(x, self.norm, dtype)
+        if ffn.weighs_inputs:
+            read = (read.float()[:, None, :] * weights[:, :, None]).to(dtype).flatten(0, 1)
+            weights = torch.ones_like(weights)
         inner = expert_product(
-            norm(x, self.norm, dtype),
+            read,
             self.inner,
             order,
             bias=self.bias,
@@ -285,7 +307,7 @@ class ExpertsLayer:
             shared = shared * torch.sigmoid(product(x.float(), self.shared_gate))
         return out + shared
 
-    def _scores(self, x: Tensor) -> Tensor:
+    def scores(self, x: Tensor) -> Tensor:
         """float32[n, n_expert]: how much the router wants each expert, from normalised rows."""
         part = self.router.parts[0]
         if isinstance(part, matrix.Dense) and cuda.routes(x, part.weight):

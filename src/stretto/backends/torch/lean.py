@@ -73,6 +73,7 @@ def _is_plain_layer(made: DecoderLayer) -> bool:
         and layer.residual_scale == 1.0
         and isinstance(mixer, AttentionLayer)
         and not mixer.mixer.gate
+        and not mixer.mixer.clip
         and isinstance(ffn, DenseLayer)
         and ffn.paired
         and _is_rms(made.norm)

@@ -136,7 +136,7 @@ def list_kinds(spec: ModelSpec) -> tuple[Kind, ...]:
     found: dict[Kind, None] = {}
     for layer in spec.layers:
         if layer.attention is not None:
-            found[layer.attention.window, layer.attention.causal] = None
+            found[layer.attention.reach, layer.attention.causal] = None
         elif isinstance(layer.mixer, Latent):
             found[None, True] = None
     return tuple(found)

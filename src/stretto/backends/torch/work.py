@@ -131,7 +131,8 @@ SHARED_ROWS = _native.SHARED_ROWS  # of a shared item
 PROMPT_ROWS = _native.PROMPT_ROWS  # of a prompt item
 HEAD = 4  # integers of an item before its rows
 
-Kind = tuple[int | None, bool]  # of layers that attend alike: their window, and whether they are causal
+# Of layers that attend alike: their window (below 0 a chunk), and whether they are causal.
+Kind = tuple[int | None, bool]
 
 
 @dataclass(frozen=True)

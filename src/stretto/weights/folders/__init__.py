@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.errors import ModelError, UnsupportedModel
-from stretto.weights.folders import encoders, experts, gemma, hybrids, latent, llama, mambas
+from stretto.weights.folders import encoders, experts, gemma, hybrids, latent, layer_norms, llama, mambas
 from stretto.weights.folders.conversion import DEFAULTS, Conversion
 from stretto.weights.folders.quantised import FIELD, check_packed, read_packing
 from stretto.weights.folders.stored import Sources
@@ -43,7 +43,22 @@ class Kind:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of settings that configurations leave out
 
 
+TRANSFORMER = ("transformer.", "model.")
+EXACT_GELU = ("gelu",)
+
 KINDS: dict[str, Kind] = {
+    "apertus": Kind("apertus", llama.apertus, activations=("xielu",)),
+    "arcee": Kind("arcee", llama.arcee, activations=("relu2",)),
+    "bloom": Kind("bloom", layer_norms.bloom, TRANSFORMER, ()),
+    "falcon": Kind("falcon", layer_norms.falcon, TRANSFORMER, EXACT_GELU),
+    "gpt2": Kind("gpt2", layer_norms.gpt2, TRANSFORMER, GELU),
+    "gpt_bigcode": Kind("starcoder", layer_norms.starcoder, TRANSFORMER, GELU),
+    "gpt_neox": Kind("gptneox", layer_norms.gpt_neox, ("gpt_neox.",), EXACT_GELU),
+    "mpt": Kind("mpt", layer_norms.mpt, TRANSFORMER, ()),
+    "nemotron": Kind("nemotron", layer_norms.nemotron, activations=("relu2",)),
+    "olmo": Kind("olmo", layer_norms.olmo),
+    "phi": Kind("phi2", layer_norms.phi, activations=GELU),
+    "stablelm": Kind("stablelm", layer_norms.stablelm),
     "bert": Kind("bert", encoders.bert, encoders.PREFIXES, ()),
     "cohere": Kind("command-r", llama.cohere),
     "cohere2": Kind("cohere2", llama.cohere2),
@@ -118,7 +133,8 @@ def convert(config: Fields, shards: list[Shard], folder: Path) -> Conversion:
         )
     kind = KINDS[name]
     config = Fields({**kind.defaults, **dict(config)}, config.path, config.prefix)
-    activation = config.get("hidden_activation", config.get("hidden_act", ""))
+    names = "hidden_activation", "hidden_act", "activation_function", "activation"
+    activation = next((config[name] for name in names if name in config), "")
     if kind.activations and activation not in (*kind.activations, ""):
         raise config.error(
             "hidden_act", f"{activation!r} is not supported, only {', '.join(kind.activations)}"

@@ -48,6 +48,7 @@ class Conversion:
         self.config = config
         self.folder = folder
         self.keys: dict[str, Any] = {}
+        self.bare_keys: dict[str, Any] = {}  # that have no architecture in front
         self.tensors: dict[str, Tensor] = {}
         self._sources = sources
         self._taken: set[str] = set()
@@ -111,12 +112,19 @@ class Conversion:
         self._taken.update(names)
         self.tensors[target] = self._sources.mxfp4(target, *names, rows)
 
-    def take_module(self, target: str, source: str, op: Op | None = None) -> bool:
-        """Take the weight and the bias of a module, those that there are; whether there was one."""
+    def take_module(
+        self, target: str, source: str, op: Op | None = None, weight_op: Op | None = None
+    ) -> bool:
+        """Take the weight and the bias of a module, those that there are; whether there was one.
+
+        `weight_op` is for the weight only.
+        """
         found = False
         for kind in KINDS:
             if self.has(f"{source}.{kind}"):
-                self.take(f"{target}.{kind}", f"{source}.{kind}", op=op)
+                self.take(
+                    f"{target}.{kind}", f"{source}.{kind}", op=(weight_op if kind == "weight" else None) or op
+                )
                 found = True
         return found
 
@@ -126,12 +134,23 @@ class Conversion:
         ops: Mapping[str, Op] | None = None,
         layer: str = "layers.{}.",
         count: int | None = None,
+        weight_ops: Mapping[str, Op] | None = None,
     ) -> None:
         """Take the modules of all layers: `names` maps those of the folder to those of a GGUF file."""
         for i in range(self.n_layer if count is None else count):
             for source, target in names.items():
-                op = (ops or {}).get(target)
-                self.take_module(f"blk.{i}.{target}", layer.format(i) + source, op)
+                op, weight_op = (ops or {}).get(target), (weight_ops or {}).get(target)
+                self.take_module(f"blk.{i}.{target}", layer.format(i) + source, op, weight_op)
+
+    def number(self, source: str) -> float:
+        """The only number of a tensor of the folder, for a key of the metadata."""
+        self.take(source, source)
+        numbers = self.tensors.pop(source).dequantize()
+        if numbers.size != 1:
+            raise ModelError(
+                f"{numbers.size} numbers where 1 is needed", path=self.folder, field=f"tensor {source!r}"
+            )
+        return float(numbers.reshape(-1)[0])
 
     def constant(self, target: str, numbers: Any) -> None:
         """Add a tensor of numbers from the configuration."""

@@ -150,8 +150,9 @@ def common_keys(conversion: Conversion, head_size: int | None = None) -> int:
     for name in ("rms_norm_eps", "norm_eps"):
         if name in config:
             keys["attention.layer_norm_rms_epsilon"] = config.number(name)
-    if "layer_norm_eps" in config:
-        keys["attention.layer_norm_epsilon"] = config.number("layer_norm_eps")
+    for name in ("layer_norm_eps", "layer_norm_epsilon", "norm_eps"):
+        if name in config:
+            keys.setdefault("attention.layer_norm_epsilon", config.number(name))
     return size
 
 
@@ -170,14 +171,17 @@ def window_pattern(conversion: Conversion) -> list[bool]:
 
 
 def take_whole(
-    conversion: Conversion, names: Mapping[str, str] = WHOLE, ops: Mapping[str, Op] | None = None
+    conversion: Conversion,
+    names: Mapping[str, str] = WHOLE,
+    ops: Mapping[str, Op] | None = None,
+    weight_ops: Mapping[str, Op] | None = None,
 ) -> None:
     """Take the tensors outside of the layers; a tied output is the embedding."""
     for source, target in names.items():
         if target == "output" and conversion.config.get("tie_word_embeddings") is True:
             conversion.ignore(r"(?:.*\.)?lm_head\.weight")
             continue
-        conversion.take_module(target, source, (ops or {}).get(target))
+        conversion.take_module(target, source, (ops or {}).get(target), (weight_ops or {}).get(target))
 
 
 def plain_decoder(
@@ -187,11 +191,15 @@ def plain_decoder(
     pairs: str = "halves",
     norm_offset: float = 0.0,
     ops: Mapping[str, Op] | None = None,
+    weight_ops: Mapping[str, Op] | None = None,
+    whole: Mapping[str, str] = WHOLE,
+    layer: str = "layers.{}.",
 ) -> int:
     """A decoder of plain layers, and the size of its heads.
 
     `pairs`: "adjacent" where llama.cpp's files have the rows of q and k reordered. `norm_offset` is what the
-    model adds to the weights of its norms.
+    model adds to the weights of its norms. `whole` and `layer`: names outside of layers, and what they begin
+    with inside. `weight_ops` are not for biases.
     """
     size = common_keys(conversion)
     rope_keys(conversion, size)
@@ -200,7 +208,8 @@ def plain_decoder(
         changes |= {"attn_q": adjacent(size), "attn_k": adjacent(size)}
     if norm_offset:
         offset = plus(norm_offset)
-        changes |= {target: offset for target in (*names.values(), "output_norm") if "norm" in target}
-    take_whole(conversion, ops=changes)
-    conversion.take_layers(names, changes)
+        # One is added to weights, and not to biases.
+        weight_ops = {target: offset for target in (*names.values(), "output_norm") if "norm" in target}
+    take_whole(conversion, whole, changes, weight_ops)
+    conversion.take_layers(names, changes, layer, weight_ops=weight_ops)
     return size

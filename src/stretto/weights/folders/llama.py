@@ -19,6 +19,20 @@ def llama(conversion: Conversion) -> None:
     plain_decoder(conversion, pairs="adjacent")
 
 
+def arcee(conversion: Conversion) -> None:
+    """Arcee: a feed-forward without a gate."""
+    plain_decoder(conversion, {k: v for k, v in LLAMA.items() if v != "ffn_gate"}, pairs="adjacent")
+
+
+def apertus(conversion: Conversion) -> None:
+    """Apertus: norms under names of their own; the numbers of xIELU are tensors."""
+    names = {**ATTENTION, "attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm"}
+    plain_decoder(conversion, names | {k: v for k, v in FEED_FORWARD.items() if v != "ffn_gate"})
+    for name in ("alpha_p", "alpha_n", "beta", "eps"):
+        sources = [f"layers.{i}.mlp.act_fn.{name}" for i in range(conversion.n_layer)]
+        conversion.bare_keys[f"xielu.{name}"] = [conversion.number(source) for source in sources]
+
+
 def mistral(conversion: Conversion) -> None:
     """Mistral: a llama that may have a window."""
     llama(conversion)

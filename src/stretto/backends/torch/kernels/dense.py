@@ -42,6 +42,8 @@ def activate(x, ACT: tl.constexpr):
         x = 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
     elif ACT == 5:
         x = tanh(x)
+    elif ACT == 7:
+        x = tl.maximum(x, 0.0)
     return x
 
 

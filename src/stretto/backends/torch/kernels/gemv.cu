@@ -153,6 +153,7 @@ __device__ __forceinline__ float activate(float x) {
   if (ACT == 1) return x / (1 + __expf(-x));
   if (ACT == 2) return 0.5f * x * (1 + tanh_of(0.7978845608028654f * (x + 0.044715f * x * x * x)));
   if (ACT == 3) return x > 0 ? x * x : 0;
+  if (ACT == 7) return x > 0 ? x : 0;
   if (ACT == 4) return 0.5f * x * (1 + erff(x * 0.7071067811865476f));
   return ACT == 5 ? tanh_of(x) : x;
 }

@@ -1,0 +1,118 @@
+"""One entry for each tiny model that is made, converted and tested from this table alone.
+
+An entry is a function that makes a model of transformers, of a few kilobytes, with everything that its
+architecture can have switched on and no number at its usual value. `make_table.py` makes of it a GGUF file by
+llama.cpp's own converter, a folder as transformers saves it, and transformers' logits of two texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import transformers as t
+
+from tiny.base import CONTEXT, VOCABULARY
+
+EPSILON = 2.0**-9
+HEADS, KV_HEADS, HIDDEN, FEED_FORWARD, LAYERS = 4, 2, 32, 64, 2
+ROPE = {"rope_type": "default", "rope_theta": 5000.0}
+PLAIN = {"rope_type": "default", "rope_theta": 10_000.0}  # of architectures whose files do not say it
+PARTIAL = PLAIN | {"partial_rotary_factor": 0.5}
+TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+LAYER_NORM = {"layer_norm_eps": EPSILON}
+NO_GROUPS = {"num_key_value_heads": HEADS}
+FALCON = {"layer_norm_epsilon": EPSILON, "rope_parameters": PLAIN, "max_position_embeddings": 2048}
+
+
+def sizes(**other: Any) -> dict[str, Any]:
+    """The arguments that most configurations have; `other` add and override."""
+    return {
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "intermediate_size": FEED_FORWARD,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "max_position_embeddings": CONTEXT,
+        "rope_parameters": dict(ROPE),
+        "rms_norm_eps": EPSILON,
+        "tie_word_embeddings": False,
+        "attn_implementation": "eager",
+    } | TOKENS | other  # fmt: skip
+
+
+def gpt2_sizes(**other: Any) -> dict[str, Any]:
+    """The same by the names of GPT-2."""
+    return {
+        "vocab_size": VOCABULARY,
+        "n_embd": HIDDEN,
+        "n_layer": LAYERS,
+        "n_head": HEADS,
+        "n_positions": CONTEXT,
+        "n_inner": 4 * HIDDEN,
+        "layer_norm_epsilon": EPSILON,
+        "attn_implementation": "eager",
+    } | TOKENS | other  # fmt: skip
+
+
+TABLE: dict[str, Callable[[], Any]] = {
+    "apertus": lambda: t.ApertusForCausalLM(t.ApertusConfig(**sizes())),
+    "arcee": lambda: t.ArceeForCausalLM(t.ArceeConfig(**sizes(tie_word_embeddings=True))),
+    "bloom": lambda: t.BloomForCausalLM(
+        t.BloomConfig(**gpt2_sizes(hidden_size=48, n_head=6, seq_length=CONTEXT))
+    ),
+    "falcon": lambda: t.FalconForCausalLM(t.FalconConfig(**sizes(**FALCON, tie_word_embeddings=True))),
+    "falcon-40b": lambda: t.FalconForCausalLM(
+        t.FalconConfig(
+            **sizes(**FALCON, new_decoder_architecture=True, num_kv_heads=2, tie_word_embeddings=False)
+        )
+    ),
+    "gpt2": lambda: t.GPT2LMHeadModel(t.GPT2Config(**gpt2_sizes())),
+    "gptneox": lambda: t.GPTNeoXForCausalLM(
+        t.GPTNeoXConfig(**sizes(**NO_GROUPS, rope_parameters=PARTIAL, **LAYER_NORM))
+    ),
+    "gptneox-serial": lambda: t.GPTNeoXForCausalLM(
+        t.GPTNeoXConfig(
+            **sizes(**NO_GROUPS, rope_parameters=PARTIAL, use_parallel_residual=False, **LAYER_NORM)
+        )
+    ),
+    "mpt": lambda: t.MptForCausalLM(
+        t.MptConfig(
+            vocab_size=VOCABULARY,
+            d_model=48,
+            n_heads=6,
+            n_layers=LAYERS,
+            max_seq_len=CONTEXT,
+            layer_norm_epsilon=EPSILON,
+            attn_config={"alibi": True, "alibi_bias_max": 8, "clip_qkv": 0.8},
+            **TOKENS,
+        )
+    ),
+    "nemotron": lambda: t.NemotronForCausalLM(
+        t.NemotronConfig(
+            **sizes(norm_eps=EPSILON, rope_parameters=ROPE | {"partial_rotary_factor": 0.5}, head_dim=8)
+        )
+    ),
+    "olmo": lambda: t.OlmoForCausalLM(t.OlmoConfig(**sizes(clip_qkv=0.8))),
+    "phi2": lambda: t.PhiForCausalLM(
+        t.PhiConfig(**sizes(**NO_GROUPS, intermediate_size=4 * HIDDEN, rope_parameters=PARTIAL, **LAYER_NORM))
+    ),
+    "stablelm": lambda: t.StableLmForCausalLM(
+        t.StableLmConfig(**sizes(rope_parameters=PARTIAL, use_qkv_bias=True, **LAYER_NORM))
+    ),
+    "stablelm-12b": lambda: t.StableLmForCausalLM(
+        t.StableLmConfig(
+            **sizes(rope_parameters=PARTIAL, use_parallel_residual=True, qk_layernorm=True, **LAYER_NORM)
+        )
+    ),
+    "starcoder": lambda: t.GPTBigCodeForCausalLM(t.GPTBigCodeConfig(**gpt2_sizes(multi_query=True))),
+}
+
+# Settings that transformers does not save, and that real models have.
+FURTHER: dict[str, dict[str, Any]] = {
+    "falcon": {"num_kv_heads": 1},
+    "gpt2": {"n_ctx": CONTEXT},
+}
+# Made of the folder by Stretto: llama.cpp's converter fails with what today's transformers saves.
+OWN = ("gptneox", "gptneox-serial", "mpt", "stablelm-12b")
