@@ -38,10 +38,11 @@ def test_a_block_is_found_again_by_another_store(store):
 
 def test_keys_depend_on_everything_before(store):
     root, tokens = store.root("model"), list(range(3 * BLOCK_TOKENS + 5))
-    keys = store.chain(root, tokens)
+    keys = list(store.chain(root, tokens))
     assert len(keys) == len(set(keys)) == 3
-    assert store.chain(root, tokens[: 2 * BLOCK_TOKENS]) == keys[:2]
-    changed = store.chain(root, [7, *tokens[1:]])
+    assert list(store.chain(root, tokens[: 2 * BLOCK_TOKENS])) == keys[:2]
+    assert list(store.chain(root, tokens, 1)) == keys[:1]
+    changed = list(store.chain(root, [7, *tokens[1:]]))
     assert not set(changed) & set(keys)
     for other in (store.root("model", "salt"), store.root("another"), store.root("model", "")):
         assert not set(store.chain(other, tokens)) & set(keys)
@@ -50,7 +51,7 @@ def test_keys_depend_on_everything_before(store):
 def test_another_secret_makes_other_names(store, tmp_path):
     tokens = list(range(BLOCK_TOKENS))
     other = DiskStore(tmp_path / "other")
-    assert other.chain(other.root("model"), tokens) != store.chain(store.root("model"), tokens)
+    assert [*other.chain(other.root("model"), tokens)] != [*store.chain(store.root("model"), tokens)]
     assert other.salt("key") != store.salt("key") == DiskStore(store.folder).salt("key")
 
 
@@ -112,7 +113,7 @@ def test_links_and_pipes_are_not_read(store):
 def test_the_least_recently_used_blocks_go_first(tmp_path):
     store = DiskStore(tmp_path / "prefixes", max_bytes=10 * (1000 + HEAD_BYTES))
     root = store.root("model")
-    keys = store.chain(root, list(range(30 * BLOCK_TOKENS)))
+    keys = list(store.chain(root, list(range(30 * BLOCK_TOKENS))))
     for number, key in enumerate(keys[:10]):
         store.write(root, key, block(number))
     assert len(files(store)) == 10
@@ -126,7 +127,7 @@ def test_the_least_recently_used_blocks_go_first(tmp_path):
 def test_of_blocks_that_are_used_together_the_last_go_first(tmp_path):
     store = DiskStore(tmp_path / "prefixes", max_bytes=4 * (1000 + HEAD_BYTES))
     root = store.root("model")
-    keys = store.chain(root, list(range(4 * BLOCK_TOKENS)))
+    keys = list(store.chain(root, list(range(4 * BLOCK_TOKENS))))
     for depth, key in enumerate(keys):
         store.write(root, key, block(depth), depth)
     for depth, key in enumerate(keys):
@@ -139,7 +140,7 @@ def test_of_blocks_that_are_used_together_the_last_go_first(tmp_path):
 def test_no_more_is_written_than_a_day_allows(tmp_path):
     store = DiskStore(tmp_path / "prefixes", max_written=3 * (1000 + HEAD_BYTES))
     root = store.root("model")
-    keys = store.chain(root, list(range(5 * BLOCK_TOKENS)))
+    keys = list(store.chain(root, list(range(5 * BLOCK_TOKENS))))
     assert [store.write(root, key, block(1)) for key in keys] == [True, True, True, False, False]
     assert store.usage().written == 3 * (1000 + HEAD_BYTES)
     other = DiskStore(store.folder, max_written=3 * (1000 + HEAD_BYTES))
@@ -148,7 +149,7 @@ def test_no_more_is_written_than_a_day_allows(tmp_path):
 
 def test_clearing_one_salt_leaves_the_others(store):
     roots = [store.root("model", salt) for salt in ("a", "b", None)]
-    keys = [store.chain(root, list(range(BLOCK_TOKENS)))[0] for root in roots]
+    keys = [next(store.chain(root, list(range(BLOCK_TOKENS)))) for root in roots]
     for root, key in zip(roots, keys, strict=True):
         store.write(root, key, block(1))
     assert store.usage().owners == 3
@@ -160,7 +161,7 @@ def test_clearing_one_salt_leaves_the_others(store):
 
 def test_limits_hold_for_all_processes(store):
     root = store.root("model")
-    keys = store.chain(root, list(range(10 * BLOCK_TOKENS)))
+    keys = list(store.chain(root, list(range(10 * BLOCK_TOKENS))))
     for key in keys:
         store.write(root, key, block(1))
     store.limit(4 * (1000 + HEAD_BYTES))
@@ -174,7 +175,7 @@ def test_limits_hold_for_all_processes(store):
 def test_damaged_counts_are_counted_again(tmp_path):
     store = DiskStore(tmp_path / "prefixes", max_bytes=5 * (1000 + HEAD_BYTES))
     root = store.root("model")
-    keys = store.chain(root, list(range(9 * BLOCK_TOKENS)))
+    keys = list(store.chain(root, list(range(9 * BLOCK_TOKENS))))
     for key in keys[:5]:
         store.write(root, key, block(1))
     (store.folder / "counts").write_text("[1, 2")

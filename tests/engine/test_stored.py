@@ -175,7 +175,7 @@ def test_a_damaged_block_and_those_behind_it_are_computed(folder, number):
         first.generate(TOKENS, **GREEDY)
     store = DiskStore(folder)
     root = store.root("model, adapters None")
-    path = folder / root.owner / store.chain(root, TOKENS)[number].hex()
+    path = folder / root.owner / list(store.chain(root, TOKENS))[number].hex()
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with tiny_llm() as plain, plain.sequence(TOKENS) as sequence:

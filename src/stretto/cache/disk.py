@@ -2,7 +2,7 @@
 
     store = DiskStore("prefixes", max_bytes=2 << 30)
     root = store.root(identity, salt="")            # identity: model, precision, kernels …
-    keys = store.chain(root, tokens)                # a key for each whole block of 64 tokens
+    keys = list(store.chain(root, tokens))          # a key for each whole block of 64 tokens
     store.write(root, keys[0], cells)
     store.read(root, keys[0], cells.nbytes)         # the same bytes, or None: compute the tokens
 
@@ -122,15 +122,13 @@ class DiskStore:
         text = json.dumps([identity, salt]).encode()
         return Root(hmac.digest(self._naming, text, "sha256"), self._owner(salt))
 
-    def chain(self, root: Root, items: Sequence[object], most: int | None = None) -> list[bytes]:
-        """The keys of all whole blocks of a text, or of the first ones."""
-        keys, key = [], root.key
-        n = len(items) // BLOCK_TOKENS
-        for index in range(n if most is None else min(n, most)):
+    def chain(self, root: Root, items: Sequence[object], n: int | None = None) -> Iterator[bytes]:
+        """The keys of the whole blocks of a text, one after the other; of the first n, if not of all."""
+        key, n_blocks = root.key, len(items) // BLOCK_TOKENS
+        for index in range(n_blocks if n is None else min(n, n_blocks)):
             block = items[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
             key = hmac.digest(self._naming, key + _as_bytes(block), "sha256")
-            keys.append(key)
-        return keys
+            yield key
 
     def state_key(self, key: bytes) -> bytes:
         """The key of the recurrent states behind a block."""

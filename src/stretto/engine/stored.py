@@ -32,7 +32,7 @@ from stretto.errors import CacheFull
 from stretto.hardware import fork_safety
 
 GATHER_SECONDS = 0.25  # from the end of a request to the first write, so that several go together
-SPREAD_SECONDS = 2.5  # over which the blocks of a sequence are written while requests run
+SPREAD_SECONDS = 2.5  # over which all blocks that are new are written while requests run
 PAUSE_SECONDS = 0.05  # between two blocks then, at most
 IDLE_SECONDS = 5.0  # without anything to write, after which the thread ends
 RESCUED_BYTES = 128 << 20  # of evicted blocks that wait for being written, at most
@@ -113,16 +113,15 @@ class StoredPrefixes:
         if track.checkpoints is not None:  # a state that can be kept, behind the last whole block
             track.checkpoints.want((len(items) - TAIL_TOKENS) // BLOCK_TOKENS * BLOCK_TOKENS)
         root = self._root(track.domain)
-        keys = self.store.chain(root, items, n)
-        n_found = self._find(root, keys, 0)
-        if not n_found or not self._loading.acquire(blocking=not self._is_inside):
+        keys = self._find(root, items, n)
+        if not keys or not self._loading.acquire(blocking=not self._is_inside):
             return
         try:
             with self._lock():
                 if runner.closed or (match := runner.lookup(track)) is None:
                     return
-            if n_found * BLOCK_TOKENS > match.n:
-                self._load(track, root, keys[:n_found])
+            if len(keys) * BLOCK_TOKENS > match.n:
+                self._load(track, root, keys)
         except CacheFull:
             return
         finally:
@@ -133,15 +132,17 @@ class StoredPrefixes:
         """Whether this thread holds the engine's lock: others may wait for it, so it waits for none."""
         return bool(self._runner.lock._is_owned())  # type: ignore[attr-defined]  # conditions use it too
 
-    def _find(self, root: Root, keys: Sequence[bytes], first: int) -> int:
-        """How many blocks of a chain are there from the first one on; with recurrent layers up to a state."""
-        n = first
-        while n < len(keys) and self.store.has(root, keys[n]):
-            n += 1
+    def _find(self, root: Root, items: Sequence[object], n: int) -> list[bytes]:
+        """The keys of the first blocks that are there, n at most; with recurrent layers up to a state."""
+        keys: list[bytes] = []
+        for key in self.store.chain(root, items, n):
+            if not self.store.has(root, key):
+                break
+            keys.append(key)
         if self._runner.slots is not None:
-            while n and not self.store.has(root, self.store.state_key(keys[n - 1])):
-                n -= 1
-        return n
+            while keys and not self.store.has(root, self.store.state_key(keys[-1])):
+                keys.pop()
+        return keys
 
     def _load(self, track: Track, root: Root, keys: list[bytes]) -> None:
         """Read blocks into cells that a holder has meanwhile, and park those that were sound."""
@@ -287,10 +288,10 @@ class StoredPrefixes:
                     for entry in reversed(entries)
                     if len(entry.items) != done[entry.id] and not entry.domain.private
                 ]
-            for number, items, domain in new:
-                missing = self._missing(number, items, domain)
-                pause = min(PAUSE_SECONDS, SPREAD_SECONDS / max(1, len(missing)))
-                for block in missing:
+            missing = [self._missing(number, items, domain) for number, items, domain in new]
+            pause = min(PAUSE_SECONDS, SPREAD_SECONDS / max(1, sum(map(len, missing))))
+            for (number, items, _), blocks in zip(new, missing, strict=True):
+                for block in blocks:
                     data = self._read_parked(number, items, block)
                     if data is None:  # evicted meanwhile
                         break
@@ -310,7 +311,7 @@ class StoredPrefixes:
     def _missing(self, number: int, items: Sequence[object], domain: Domain) -> list[_Block]:
         """The blocks of a sequence without a file; with recurrent layers up to its last state behind one."""
         root, slots = self._root(domain), self._runner.slots
-        keys = self.store.chain(root, items)
+        keys = list(self.store.chain(root, items))
         states: list[int] = []  # how many blocks are before each
         if slots is not None:
             with self._lock():
