@@ -2,12 +2,12 @@
 
     python benchmarks/disk_cache.py smollm2 qwen2.5-coder-1.5b --tokens 4000 --rounds 3
 
-`restart`: a server gets a prompt of random tokens and answers with one. Five seconds later it is killed; another
-one, with the model loaded, gets the prompt again. Both answers must be the same text, and the blocks must have
-the bytes of the new cells.
+`restart`: a server gets a prompt of random tokens and answers with one. Five seconds later it is killed;
+another one, with the model loaded, gets the prompt again. Both answers must be the same text, and the blocks
+must have the bytes of the new cells.
 
-`writing`: in one process four texts decode while shorter requests end beside them, whose cells are written; the
-rounds with and without a store take turns. The ratio is of the tokens a second of all texts.
+`writing`: four texts decode while shorter requests end beside them, whose cells are written; rounds with and
+without a store take turns, and the ratio is of their seconds for the same work.
 """
 
 import argparse
@@ -18,7 +18,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,49 +70,35 @@ def restart(model, n_tokens, threads, seed):
     return computed, read, nbytes, cached
 
 
-def tokens_a_second(llm, seed, seconds=6.0):
-    """The tokens of four texts that decode, while requests of 200 tokens end beside them, one a second."""
+def seconds_of(llm, seed, n_requests=6):
+    """Seconds of one piece of work: four texts of 160 tokens, and requests of 130 that end meanwhile."""
     made = random.Random(seed)
-    streams = [
-        llm.stream(made.choices(range(100, 30_000), k=50), max_tokens=4000, ignore_eos=True) for _ in range(4)
-    ]
-    stop = threading.Event()
-
-    def beside():
-        while not stop.wait(1.0):
-            llm.generate(made.choices(range(100, 30_000), k=200), max_tokens=1)
-
-    for stream in streams:
-        next(stream)
-    thread = threading.Thread(target=beside)
-    begun, n = time.perf_counter(), 0
-    thread.start()
-    while time.perf_counter() - begun < seconds:
+    prompts = [made.choices(range(100, 30_000), k=50) for _ in range(4)]
+    others = [made.choices(range(100, 30_000), k=130) for _ in range(n_requests)]
+    begun = time.perf_counter()
+    streams = [llm.stream(prompt, max_tokens=160, ignore_eos=True) for prompt in prompts]
+    for number in range(160):
         for stream in streams:
             next(stream)
-            n += 1
-    speed = n / (time.perf_counter() - begun)
-    stop.set()
-    for stream in streams:
-        stream.cancel()
-    thread.join()
+        if number % 25 == 5 and others:
+            llm.generate(others.pop(), max_tokens=1)
+    seconds = time.perf_counter() - begun
     llm.cache.clear()
-    return speed
+    return seconds
 
 
 def writing(model, rounds, threads):
-    """The speed with a store for each of without, and the bytes that were written."""
+    """Seconds with a store for each without, and the bytes that were written."""
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home) / "prefixes"
-        plain = stretto.load(model, threads=threads, cells=16384)
-        storing = stretto.load(model, threads=threads, cells=16384, cache="disk", cache_dir=folder)
+        plain = stretto.load(model, threads=threads, cells=8192)
+        storing = stretto.load(model, threads=threads, cells=8192, cache="disk", cache_dir=folder)
         with plain, storing:
             ratios = []
             for seed in range(rounds):
-                pair = [(storing, 0.0), (plain, 0.0)]
-                pair = pair if seed % 2 else pair[::-1]
-                speeds = {id(llm): tokens_a_second(llm, seed) for llm, _ in pair}
-                ratios.append(speeds[id(storing)] / speeds[id(plain)])
+                pair = [storing, plain] if seed % 2 else [plain, storing]
+                seconds = {id(llm): seconds_of(llm, seed) for llm in pair}
+                ratios.append(seconds[id(storing)] / seconds[id(plain)])
             return ratios, storing.cache.disk().bytes_written
 
 
@@ -136,7 +121,7 @@ def main():
             print(json.dumps({"model": model, "tokens": given.tokens, **found}), flush=True)
         if given.only != "restart":
             ratios, nbytes = writing(model, given.rounds, given.threads)
-            found = {"speed": statistics.median(ratios), "all": ratios, "written": nbytes}
+            found = {"seconds": statistics.median(ratios), "all": ratios, "written": nbytes}
             print(json.dumps({"model": model, **found}), flush=True)
 
 
