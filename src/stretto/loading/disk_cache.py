@@ -12,7 +12,6 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-import stretto
 from stretto import _native
 from stretto.backends.base import Backend
 from stretto.cache.disk import DiskStore
@@ -77,7 +76,7 @@ def _device_name(backend: Backend) -> str:
 @cache
 def _hash_code() -> str:
     """The hash of the native core and of the Python code of backends and models."""
-    package, digest = Path(stretto.__file__).parent, sha256()
+    package, digest = Path(__file__).parents[1], sha256()
     files = [path for folder in ("backends", "models") for path in (package / folder).rglob("*")]
     sources = [path for path in files if path.is_file() and path.suffix not in (".pyc", ".pyo")]
     for path in [*sorted(sources), Path(_native.__file__)]:
