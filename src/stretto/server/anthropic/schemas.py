@@ -202,21 +202,21 @@ class InputTokens(Body):
     """Tokens of the prompt."""
 
     type: Literal["input_tokens"]
-    value: Amount
+    value: Amount = Field(description="How many.")
 
 
 class ToolUses(Body):
     """Calls of tools."""
 
     type: Literal["tool_uses"]
-    value: Amount
+    value: Amount = Field(description="How many.")
 
 
 class ThinkingTurns(Body):
     """Messages of the assistant with reasoning, the last ones."""
 
     type: Literal["thinking_turns"]
-    value: Annotated[int, Field(ge=1, lt=1 << 31)]
+    value: Annotated[int, Field(ge=1, lt=1 << 31)] = Field(description="How many.")
 
 
 class AllThinking(Body):
@@ -229,21 +229,27 @@ class ClearThinking(Body):
     """Old reasoning is left out; of what stays the template decides what it shows."""
 
     type: Literal["clear_thinking_20251015"]
-    keep: Literal["all"] | ThinkingTurns | AllThinking = ThinkingTurns(type="thinking_turns", value=1)
+    keep: Literal["all"] | ThinkingTurns | AllThinking = Field(
+        ThinkingTurns(type="thinking_turns", value=1), description="The last turns keep theirs."
+    )
 
 
 class ClearToolUses(Body):
     """Results of old calls become a short text, once the conversation is long enough."""
 
     type: Literal["clear_tool_uses_20250919"]
-    trigger: Annotated[InputTokens | ToolUses, Field(discriminator="type")] = InputTokens(
-        type="input_tokens", value=100_000
+    trigger: Annotated[InputTokens | ToolUses, Field(discriminator="type")] = Field(
+        InputTokens(type="input_tokens", value=100_000), description="Clear when there are more than that."
     )
-    keep: ToolUses = ToolUses(type="tool_uses", value=3)
+    keep: ToolUses = Field(
+        ToolUses(type="tool_uses", value=3), description="The last calls keep their results."
+    )
     clear_at_least: InputTokens | None = Field(
         None, description="Nothing is cleared if it were fewer tokens, as all behind it is computed again."
     )
-    exclude_tools: Annotated[list[Name], Field(max_length=1024)] | None = None
+    exclude_tools: Annotated[list[Name], Field(max_length=1024)] | None = Field(
+        None, description="Tools of which nothing is cleared."
+    )
     clear_tool_inputs: bool | Annotated[list[Name], Field(max_length=1024)] | None = Field(
         None, description="Clear the arguments of these calls too; a list names the tools of which."
     )
