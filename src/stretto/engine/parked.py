@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from types import TracebackType
 from typing import NamedTuple
 
-from stretto.cache.prefix import CacheStats, Domain
+from stretto.cache.prefix import COMMON, CacheStats, Domain
 from stretto.engine.engine import Engine
 from stretto.engine.runner import Runner
 from stretto.engine.sequence import Sequence, track_in
@@ -124,6 +125,20 @@ class ParkedSequences:
             parked = runner.new_id()
             runner.cells.copy(track.id, parked, 0, len(items))
             return Pin(runner, runner.prefixes.park(parked, items, pins=1, domain=track.domain), len(items))
+
+    def pin_cached(self, tokens: Seq[int], domain: Domain = COMMON) -> Pin | None:
+        """Keep what is cached of a text until the pin is released, computing nothing; None if nothing is."""
+        runner = self._engine.runner
+        with self._engine.lock:
+            self._engine.scheduler.sweep()
+            runner.tidy()
+            find = runner.prefixes.find if runner.slots is None else runner.prefixes.find_state
+            source, n = find(tokens, domain)
+            if source is None or not n or not runner.prefix_cache:
+                return None
+            parked = runner.new_id()
+            runner.cells.copy(source, parked, 0, n)
+            return Pin(runner, runner.prefixes.park(parked, tokens[:n], pins=1, domain=domain), n)
 
     def forget(self, tokens: list[int], *, cache_salt: str | None = None) -> int:
         """Free the cells of parked sequences that begin with `tokens`, or that `tokens` begins with.

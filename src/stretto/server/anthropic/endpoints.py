@@ -6,12 +6,13 @@ import json
 import re
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import takewhile
 from typing import Any
 
 from fastapi import Request
 from starlette.responses import Response
 
-from stretto.errors import Unsupported
+from stretto.errors import StrettoError, Unsupported
 from stretto.llm import LLM
 from stretto.server.anthropic.answers import MessageAnswer
 from stretto.server.anthropic.context import edit_context
@@ -41,6 +42,7 @@ from stretto.server.generation.chat import (
     rename_fields,
 )
 from stretto.server.generation.generation import Generation, lease_model
+from stretto.server.generation.kept import keep_prefixes
 from stretto.server.generation.options import plain_options
 from stretto.server.generation.requests import ChatRequest
 from stretto.server.http.bodies import make_router
@@ -265,6 +267,56 @@ async def edited_chat(
     return (shortened(messages) if applied else chat), applied
 
 
+TTL_SECONDS = {None: 300.0, "5m": 300.0, "1h": 3600.0}
+
+
+def find_breakpoints(body: CountRequest) -> list[tuple[int, float]]:
+    """The `cache_control` of a body that counts: how many messages stand before it, and for how long it is.
+
+    A later one has what is before it too, so an earlier one counts only where it is for longer.
+    """
+    found = [(0, block.cache_control) for block in (*(body.tools or ()), *_blocks(body.system))]
+    for at, message in enumerate(body.messages, 1):
+        found += [(at, getattr(block, "cache_control", None)) for block in _blocks(message.content)]
+    found.append((len(body.messages), body.cache_control))
+    last: dict[float, int] = {}
+    for at, control in found:
+        if control is not None:
+            last[TTL_SECONDS[control.ttl]] = at
+    counted: list[tuple[int, float]] = []
+    for seconds, at in sorted(last.items(), reverse=True):
+        if not counted or at > counted[-1][0]:
+            counted.append((at, seconds))
+    return counted
+
+
+async def find_prefixes(
+    body: CountRequest, chat: ChatRequest, generation: Generation, request: Request, thinking: Fields
+) -> list[tuple[int | None, float]]:
+    """The tokens of the prompt up to each `cache_control`, None for all, and the seconds that they stay."""
+    found: list[tuple[int | None, float]] = []
+    ids: list[int] | None = None
+    for at, seconds in find_breakpoints(body):
+        if at == len(body.messages):
+            found.append((None, seconds))
+            continue
+        with suppress(ApiError, StrettoError):  # a template that cannot write so little
+            ids = await encode_chat(chat, generation, request, thinking) if ids is None else ids
+            other = AnthropicMessage(role=body.messages[at].role, content="\N{MIDDLE DOT}")
+            cut = body.model_copy(
+                update={"messages": [*body.messages[:at], other], "context_management": None}
+            )
+            shorter = as_chat(cut, get_state(request).settings.billing_line)
+            of_cut = await encode_chat(shorter, generation, request, thinking)
+            same = takewhile(lambda pair: pair[0] == pair[1], zip(ids, of_cut, strict=False))
+            found.append((sum(1 for _ in same), seconds))
+    return found
+
+
+def _blocks(content: str | list[Any] | None) -> list[Any]:
+    return content if isinstance(content, list) else []
+
+
 @router.post("/v1/messages")
 async def messages(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation."""
@@ -283,6 +335,7 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
                 generation.leave_out(BILLING)
             shorter, edited = await edited_chat(body, chat, generation, request, thinking)
             plan = await converse(shorter, generation, settings, options, thinking)
+            keep_prefixes(generation, await find_prefixes(body, shorter, generation, request, thinking))
         return MessageAnswer(generation, body, plan, edited)
 
     return await respond(request, await start_answer(request, body.model, start, *FIELDS), body.stream)

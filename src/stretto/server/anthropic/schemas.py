@@ -22,17 +22,20 @@ from stretto.server.generation.fields import (
 Data = Annotated[str, Field(min_length=1, max_length=1 << 26)]
 
 
+PREFIX = "A prefix ends here that stays in the cache for a while."
+
+
 class CacheControl(Body):
-    """A hint where a prefix ends; the prefix cache needs none."""
+    """The end of a prefix that stays in the cache for a while, whatever else comes."""
 
     type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
+    ttl: Literal["5m", "1h"] | None = Field(None, description="For how long: five minutes, or an hour.")
 
 
 class Block(Body):
     """A block of content."""
 
-    cache_control: Annotated[CacheControl, Field(description=NEUTRAL)] | None = None
+    cache_control: Annotated[CacheControl, Field(description=PREFIX)] | None = None
 
 
 class TextBlock(Block):
@@ -146,7 +149,7 @@ class AnthropicTool(Body):
     input_schema: dict[str, Any]
     description: Text | None = None
     strict: bool | None = None
-    cache_control: Annotated[CacheControl, Field(description=NEUTRAL)] | None = None
+    cache_control: Annotated[CacheControl, Field(description=PREFIX)] | None = None
     eager_input_streaming: bool | None = Field(
         None, description="Its arguments are streamed as they come; else when all are there."
     )
@@ -279,8 +282,10 @@ class CountRequest(ForModel):
     tool_choice: Annotated[FreeChoice | NoChoice | ToolChoice, Field(discriminator="type")] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    cache_control: Annotated[CacheControl, Field(description=NEUTRAL)] | None = None
-    context_management: ContextManagement | None = None
+    cache_control: Annotated[CacheControl, Field(description=PREFIX)] | None = None
+    context_management: ContextManagement | None = Field(
+        None, description="What is cleared from the conversation first."
+    )
     speed: Literal["standard"] | None = None
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -78,6 +80,88 @@ def release(served: ServedModel, caller: str, name: str) -> None:
     if pinned is None:
         raise ApiError(404, f"{served.name} has no pin {name[:100]!r}", param="name", code="not_found")
     pinned.release()
+
+
+# Prefixes that stay for a while: Anthropic's `cache_control`.
+#
+# They are pinned where they lie when their request ends, so nothing is computed for them. What one caller has
+# is bounded, and so is what all have together: beyond that a prefix can be evicted like any other.
+
+TIMED_FRACTION = 0.25  # of the cells, which they may hold together
+MAX_TIMED = 4  # of one caller
+
+
+@dataclass
+class TimedPin:
+    """A prefix, and until when it stays, by the monotonic clock."""
+
+    tokens: tuple[int, ...]
+    pin: Any
+    until: float
+
+
+def keep_prefix(
+    generation: Generation, n_tokens: int | None, seconds: float, clock: Callable[[], float] = time.monotonic
+) -> None:
+    """Keep the first tokens of a request's prompt for a while, all for None; called when it has ended."""
+    served, name = generation.lease.model, generation.caller.name
+    llm, track = generation.lease.llm, generation.texts.requests[0].sources[0].track
+    tokens = tuple(track.tokens[: track.n_prompt if n_tokens is None else n_tokens])
+    with llm.engine.lock:
+        release_expired(served, clock)
+        own = served.timed_pins.setdefault(name, [])
+        until = clock() + seconds
+        for one in list(own):  # a conversation goes on: the longer prefix has the shorter one
+            if one.tokens == tokens[: len(one.tokens)] and one.until <= until:
+                one.pin.release()
+                own.remove(one)
+        most = int(TIMED_FRACTION * len(llm.cells))
+        room = most - sum(_held(pins) for pins in served.timed_pins.values() if pins is not own)
+        while own and (len(own) >= MAX_TIMED or _held(own) + len(tokens) > room):
+            oldest = min(own, key=lambda one: one.until)
+            oldest.pin.release()
+            own.remove(oldest)
+        pinned = llm.cache.pin_cached(tokens, track.domain) if len(tokens) <= room else None
+        if pinned is not None:
+            own.append(TimedPin(tokens[: pinned.n_tokens], pinned, until))
+
+
+def release_expired(served: ServedModel, clock: Callable[[], float] = time.monotonic) -> None:
+    """Release the prefixes of a model whose time is over."""
+    llm = served.llm
+    if not isinstance(llm, LLM):
+        return
+    with llm.engine.lock:
+        for name, pins in list(served.timed_pins.items()):
+            for one in [one for one in pins if one.until <= clock()]:
+                one.pin.release()
+                pins.remove(one)
+            if not pins:
+                del served.timed_pins[name]
+
+
+def _held(pins: list[TimedPin]) -> int:
+    return sum(one.pin.n_tokens for one in pins)
+
+
+def keep_prefixes(generation: Generation, prefixes: list[tuple[int | None, float]]) -> None:
+    """Have prefixes of a prompt kept for so many seconds once its request has ended; None is all of it."""
+    if not prefixes:
+        return
+    served, before, loop = generation.lease.model, generation.last, asyncio.get_running_loop()
+
+    def release_soon() -> None:
+        loop.run_in_executor(None, release_expired, served)
+
+    def keep() -> None:
+        if before is not None:
+            before()
+        for n_tokens, seconds in prefixes:
+            keep_prefix(generation, n_tokens, seconds)
+            with suppress(RuntimeError):  # the server ends
+                loop.call_soon_threadsafe(loop.call_later, seconds + 1.0, release_soon)
+
+    generation.last = keep
 
 
 # `POST /slots/ID?action=save|restore|erase`: llama-server's slots as texts that are remembered by a number.

@@ -283,6 +283,7 @@ class Registry:
         served.note_unload()
         llm, served.llm = served.llm, None
         served.pins.clear()
+        served.timed_pins.clear()
         self.unloads += 1
         if llm is not None:
             await asyncio.to_thread(llm.close)

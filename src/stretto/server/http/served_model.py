@@ -54,6 +54,7 @@ class ServedModel:
     loads: int = 0
     load_seconds: float = 0.0  # the last time
     pins: dict[tuple[str, str], Any] = field(default_factory=dict)  # by the names of caller and pin
+    timed_pins: dict[str, list[Any]] = field(default_factory=dict)  # by caller, those of `cache_control`
     texts: dict[tuple[str, int], list[int]] = field(default_factory=dict)  # by caller and `id_slot`
     scales: dict[str, float] = field(default_factory=dict)  # of adapters, for requests that name none
     is_task: bool = False  # a model that does not generate, run by `stretto.tasks`
