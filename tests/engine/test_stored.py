@@ -3,19 +3,23 @@
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from recurrent_mock import recurrent_llm
+from stretto import Limits
 from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
-from stretto.cache.disk import BLOCK_TOKENS, DiskStore
+from stretto.cache.disk import BLOCK_TOKENS, HEAD_BYTES, DiskStore
+from stretto.cache.prefix import COMMON
 from stretto.llm import LLM
 from stretto.loading.disk_cache import describe_computation
 from stretto.testing import byte_tokenizer, mock_llm
 from tiny_models import tiny_file, tiny_spec
 
+FOLDER = Path(__file__).parent.parent / "data" / "tiny"
 TOKENS = np.random.default_rng(1).integers(0, 96, 300).tolist()
 GREEDY = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
 
@@ -258,3 +262,38 @@ def test_recurrent_layers_go_on_from_a_state_on_disk(folder):
 def test_a_mock_without_cells_works(folder):
     with keep(mock_llm([1, 2, 3]), folder) as llm:
         llm.generate(TOKENS[:100], max_tokens=2)
+
+
+HYBRID = [name for name in ("qwen35", "lfm2", "nemotron_h") if (FOLDER / f"{name}.gguf").exists()]
+
+
+@pytest.mark.parametrize("name", HYBRID)
+def test_models_with_recurrent_layers_have_the_same_bits_after_a_restart(folder, name):
+    def hybrid():
+        spec = replace(tiny_spec(name), context_length=1024)
+        backend = NativeBackend(tiny_file(name), spec, 512, 2, n_slots=9)
+        limits = Limits(checkpoint_bytes=5 * backend.slot_bytes)
+        return LLM(backend, byte_tokenizer(), fingerprint=lambda: name, limits=limits)
+
+    text = [token % spec_vocabulary(name) for token in TOKENS]
+    with hybrid() as plain, plain.sequence(text) as sequence:
+        wanted = sequence.logits.copy()
+    with keep(hybrid(), folder) as first:
+        first.generate(text, **GREEDY)
+    with keep(hybrid(), folder) as second, second.sequence(text) as sequence:
+        assert (sequence.logits == wanted).all()
+        assert stored_tokens(second) == 256
+        second.cells.check()
+    with keep(hybrid(), folder) as third:  # a state that is gone: all is computed
+        states = sorted(folder.glob("*/*"), key=lambda path: path.stat().st_size)
+        assert third.engine.stored._find(third.engine.stored._root(COMMON), text, 4)
+        for path in states:
+            if path.stat().st_size == third.backend.slot_bytes + HEAD_BYTES:
+                path.unlink()
+        with third.sequence(text) as sequence:
+            assert (sequence.logits == wanted).all()
+        assert stored_tokens(third) == 0
+
+
+def spec_vocabulary(name):
+    return tiny_spec(name).n_vocab

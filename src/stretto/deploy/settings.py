@@ -91,6 +91,10 @@ class DeploySettings(_Fields):
         True, description="true or false: replicas of a node map one file of packed weights"
     )
     memory: int | None = setting("memory")
+    cache: Literal["memory", "disk"] = setting("cache")
+    cache_dir: str | None = setting("cache_dir")
+    cache_size: int = setting("cache_size")
+    cache_writes: int = setting("cache_writes")
 
     api_key_file: str | None = Field(
         None, description="a file with keys, one a line, on every node; STRETTO_API_KEY there is one more"

@@ -89,7 +89,7 @@ DISK = table(
         low=0, high=1 << 50, unit="bytes"),
     Option("cache_writes", int, 64 << 30, "What may be written to them in a day, as disks wear out.",
         low=0, high=1 << 50, unit="bytes"),
-    at="load", commands="serve", panel="Models and memory",
+    at="load", commands="serve deploy", panel="Models and memory",
 )  # fmt: skip
 LOAD += DISK
 BY_NAME = {option.name: option for option in LOAD}
