@@ -101,6 +101,8 @@ class Metrics:
     - `held_cells`: cells in use that cannot be evicted, seen once a second
     - `slots` of recurrent states, how many are used, and the bytes of each; 0 without recurrent layers
     - `steps`; `prompt_tokens` and `decoded_tokens` that were computed; `cached_tokens` that were not
+    - `stored_tokens` that were read from disk (they are among `cached_tokens` of prompts that shared them),
+      and `stored_bytes` that were written there
     - `longest`: tokens of the longest text that was generated, with its prompt; `pass_requests`: texts in
       forward passes, summed up over them; `short_prompts`: prompts of which one token was computed, which
       counts among `decoded_tokens`
@@ -129,6 +131,8 @@ class Metrics:
     prompt_tokens: int = 0
     decoded_tokens: int = 0
     cached_tokens: int = 0
+    stored_tokens: int = 0
+    stored_bytes: int = 0
     longest: int = 0
     pass_requests: int = 0
     short_prompts: int = 0

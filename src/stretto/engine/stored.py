@@ -90,14 +90,16 @@ class StoredPrefixes:
         self._thread: threading.Thread | None = None
         self._done: dict[int, int] = {}  # how many items of a parked sequence have been looked at
         self._rescued: deque[tuple[_Block, Bytes]] = deque()
-        self._tokens_read = self._blocks_written = self._bytes_written = 0
+        self._blocks_written = 0
         runner.on_park, runner.prefixes.on_evict = self._wake, self._rescue
         _open.add(self)
         fork_safety.abandon_in_child(self)
 
     def stats(self) -> DiskStats:
         """What was read and written so far, and what the folder holds."""
-        return DiskStats(self._tokens_read, self._blocks_written, self._bytes_written, self.store.usage())
+        metrics = self._runner.metrics
+        usage = self.store.usage()
+        return DiskStats(metrics.stored_tokens, self._blocks_written, metrics.stored_bytes, usage)
 
     # -- reading --
 
@@ -167,7 +169,7 @@ class StoredPrefixes:
                     place = cells[(first - start) * BLOCK_TOKENS :][:BLOCK_TOKENS]
                     runner.backend.write_cells(place, data.reshape(len(place), -1))
                 n = first + 1
-            self._tokens_read += (n - start) * BLOCK_TOKENS
+            runner.metrics.stored_tokens += (n - start) * BLOCK_TOKENS
         finally:
             with self._lock():
                 if not runner.closed:
@@ -347,7 +349,7 @@ class StoredPrefixes:
         if not self.store.write(block.root, block.key, data, block.depth):
             return False
         self._blocks_written += 1
-        self._bytes_written += data.nbytes
+        self._runner.metrics.stored_bytes += data.nbytes
         return True
 
     def _rescue(self, entry: Parked) -> None:

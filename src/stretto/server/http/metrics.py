@@ -29,6 +29,8 @@ COUNTERS = {  # by the fields of `Metrics`
     "prompt_tokens": ("prompt_tokens_total", "tokens of prompts that were computed"),
     "decoded_tokens": ("decoded_tokens_total", "tokens that were computed one at a time"),
     "cached_tokens": ("cached_tokens_total", "prompt tokens found in the prefix cache"),
+    "stored_tokens": ("stored_tokens_total", "prompt tokens whose cells were read from disk"),
+    "stored_bytes": ("stored_bytes_total", "bytes of cells that were written to disk"),
     "drafted_tokens": ("drafted_tokens_total", "draft tokens that were verified"),
     "accepted_tokens": ("accepted_tokens_total", "draft tokens that were accepted"),
     "forward": ("forward_seconds_total", "seconds of steps in the backend"),
