@@ -156,7 +156,7 @@ def test_what_else_computes_finds_nothing(folder):
 
 def test_the_identity_names_all_that_bits_depend_on(monkeypatch):
     def identity(llm, fingerprint="model"):
-        return describe_computation(llm.backend, fingerprint)
+        return describe_computation(llm.backend, [fingerprint])
 
     with tiny_llm() as llm, tiny_llm() as same:
         wanted = identity(llm)

@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
+import stretto
 from serving import STRETTO, until
 from strange_models import llama
 from stretto.cache.disk import DiskStore
@@ -18,6 +19,7 @@ from stretto.cli import main
 from stretto.errors import InvalidRequest
 from stretto.server.http.state import Callers
 from stretto.server.settings import ModelEntry, Settings
+from stretto.weights.gguf import GGUF
 
 PROMPT = [(7 * i) % 90 + 3 for i in range(100)]
 
@@ -146,3 +148,21 @@ def test_the_command_limits_and_clears(tmp_path, capsys):
     assert "4 blocks" in run("limit", "none")
     assert "removed 4.4 kB" in run("clear")
     assert store.usage().blocks == 0
+
+
+def test_a_file_changed_where_its_fingerprint_does_not_look_finds_nothing(tmp_path):
+    path = llama(tmp_path / "tiny.gguf")
+    fingerprints, cached = [], []
+    for _ in range(2):
+        with stretto.load(path, cache="disk", cache_dir=tmp_path / "prefixes") as llm:
+            fingerprints.append(llm.engine.fingerprint())
+            cached.append(llm.generate(PROMPT, max_tokens=1).usage.cached_tokens)
+    data = bytearray(path.read_bytes())
+    with GGUF(path) as file:
+        data[file.tensors["blk.0.ffn_up.weight"].offset + 12_000] ^= 1
+    path.write_bytes(data)
+    with stretto.load(path, cache="disk", cache_dir=tmp_path / "prefixes") as llm:
+        fingerprints.append(llm.engine.fingerprint())
+        cached.append(llm.generate(PROMPT, max_tokens=1).usage.cached_tokens)
+    assert len(set(fingerprints)) == 1
+    assert cached == [0, 64, 0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -43,10 +44,16 @@ def can_outlive(backend: Backend) -> bool:
     return backend.name in EXACT and type(backend).__module__.startswith("stretto.")
 
 
-def describe_computation(backend: Backend, fingerprint: str) -> str:
+def list_versions(files: Iterable[Path]) -> list[str]:
+    """Which files these are, and when they were changed: a fingerprint reads a part of each tensor only."""
+    found = [(path.resolve(), path.stat()) for path in files]
+    return [f"{path} {status.st_ino} {status.st_size} {status.st_mtime_ns}" for path, status in found]
+
+
+def describe_computation(backend: Backend, model: Sequence[str]) -> str:
     """All that the bits of a cell depend on, but adapters, tokens and images."""
     parts = {
-        "model": fingerprint,
+        "model": model,
         "spec": repr(backend.spec),
         "backend": backend.name,
         "precision": backend.precision,

@@ -11,13 +11,14 @@ import os
 import warnings
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from stretto.engine import Limits
 from stretto.errors import InvalidRequest, RouteWarning
 from stretto.llm.model import LLM
 from stretto.loading.describe import Model, find_kind
-from stretto.loading.disk_cache import EXACT, can_outlive, describe_computation, open_store
+from stretto.loading.disk_cache import EXACT, can_outlive, describe_computation, list_versions, open_store
 from stretto.loading.open import OpenedModel, open_model
 from stretto.options.documenting import document_options
 from stretto.options.loading import LOAD, LoadOptions
@@ -112,11 +113,11 @@ def _make_llm(opened: OpenedModel, options: LoadOptions, template: str | None) -
         route=opened.route,
         defaults=opened.defaults,
     )
-    _keep_on_disk(llm, options)
+    _keep_on_disk(llm, options, opened.files)
     return llm
 
 
-def _keep_on_disk(llm: LLM, options: LoadOptions) -> None:
+def _keep_on_disk(llm: LLM, options: LoadOptions, files: tuple[Path, ...]) -> None:
     """Give a model the store that its options ask for; a warning says where its backend cannot use one."""
     if options.cache != "disk" or not options.cache_size:
         return
@@ -130,8 +131,8 @@ def _keep_on_disk(llm: LLM, options: LoadOptions) -> None:
         )
         return
     store = open_store(options.cache_dir, options.cache_size, options.cache_writes)
-    text = fingerprint
-    llm.engine.keep_on_disk(store, lambda: describe_computation(backend, text()))
+    text, versions = fingerprint, list_versions(files)
+    llm.engine.keep_on_disk(store, lambda: describe_computation(backend, [text(), *versions]))
 
 
 def _make_encoder(opened: OpenedModel, model: Model, options: LoadOptions) -> Encoder:
