@@ -198,6 +198,45 @@ DECODERS: dict[str, Callable[[], Any]] = {
     "minicpm3": lambda: t.MiniCPM3ForCausalLM(
         t.MiniCPM3Config(**sizes(scale_emb=3.0, scale_depth=1.1, dim_model_base=12) | MLA)
     ),
+    "hy_v3": lambda: t.HYV3ForCausalLM(
+        t.HYV3Config(**sizes(**MOE, num_experts=4, num_shared_experts=1, router_scaling_factor=1.6))
+    ),
+    "phimoe": lambda: t.PhimoeForCausalLM(
+        t.PhimoeConfig(
+            **{k: v for k, v in sizes(intermediate_size=8).items() if k != "head_dim"},
+            **EXPERTS,
+            num_local_experts=4,
+            router_jitter_noise=0.3,
+            attention_bias=True,
+            lm_head_bias=True,
+        )
+    ),
+    "llama4": lambda: t.Llama4ForCausalLM(
+        t.Llama4TextConfig(
+            **sizes(
+                intermediate_size=8, intermediate_size_mlp=24, num_local_experts=4, num_experts_per_tok=2
+            ),
+            interleave_moe_layer_step=2,
+            no_rope_layer_interval=2,
+            attention_chunk_size=7,
+            floor_scale=5,
+            attn_scale=0.4,
+        )
+    ),
+    "cohere2moe": lambda: t.Cohere2MoeForCausalLM(
+        t.Cohere2MoeConfig(
+            **{k: v for k, v in sizes(intermediate_size=8).items() if not k.startswith("r")},
+            **EXPERTS,
+            layer_norm_eps=2.0**-9,
+            prefix_dense_intermediate_size=24,
+            num_experts=4,
+            num_shared_experts=1,
+            expert_selection_fn="softmax",
+            layer_types=["full_attention", "sliding_attention"],
+            mlp_layer_types=["dense", "sparse"],
+            sliding_window=6,
+        )
+    ),
     "deepseek3": lambda: t.DeepseekV3ForCausalLM(t.DeepseekV3Config(**sizes(**LATENT))),
     "lfm2": lambda: t.Lfm2ForCausalLM(
         t.Lfm2Config(

@@ -194,7 +194,7 @@ RoutingConfig routing_of(const Part& spec, size_t n_expert) {
     r.scale = number_in(spec, "scale");
     r.norm = norm_in(spec, "norm");
     r.score_scale = number_in(spec, "score_scale");
-    spec.check();
+    spec.check({"bare"});
     if (n_expert % r.n_group || r.n_group_used > r.n_group || r.group_best > n_expert / r.n_group ||
         r.n_used > n_expert / r.n_group * r.n_group_used) {
         fail("the groups of experts do not fit");
@@ -214,6 +214,7 @@ ExpertsConfig experts_of(const Part& spec) {
     e.alpha = number_in(spec, "alpha");
     e.has_shared = has(spec, "shared");
     if (e.has_shared) e.shared = dense_of(part_in(spec, "shared"));
+    e.shared_scale = number_in(spec, "shared_scale");
     e.shared_gate = flag_in(spec, "shared_gate");
     if (e.shared_gate && !e.has_shared) fail("a gate without a shared expert");
     e.output_scale = flag_in(spec, "output_scale");

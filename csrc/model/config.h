@@ -94,6 +94,7 @@ struct ExpertsConfig {
     RoutingConfig routing;
     float limit = 0.0f, alpha = 0.0f;  // of a clamped SwiGLU; limit 0: plain
     bool has_shared = false, shared_gate = false;
+    float shared_scale = 1.0f;
     DenseConfig shared;
     bool output_scale = false;  // a number for each expert
     bool weighs_inputs = false;  // weights are of what experts read, not of what they give

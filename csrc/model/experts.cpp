@@ -264,11 +264,11 @@ void Decoder::Walk::combine(size_t layer, const int32_t* chosen, const float* we
         }
         if (c.post_norm.there()) d_.normalize(w.post_norm, sum, n, sum);
         if (shared) {
-            float factor = 1.0f;
+            float factor = c.shared_scale;
             if (c.shared_gate) {
                 double score = 0.0;
                 for (size_t i = 0; i < n; ++i) score += double{row_of(normed_, row)[i]} * double{w.shared_gate[i]};
-                factor = static_cast<float>(1.0 / (1.0 + std::exp(-score)));
+                factor *= static_cast<float>(1.0 / (1.0 + std::exp(-score)));
             }
             const float* bias = c.shared.bias ? w.shared.down.bias.data() : nullptr;
             const float* out = row_of(const_cast<float*>(shared), row);

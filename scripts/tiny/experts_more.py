@@ -15,6 +15,8 @@ from transformers import (
     ExaoneMoeForCausalLM,
     HunYuanMoEV1Config,
     HunYuanMoEV1ForCausalLM,
+    HYV3Config,
+    HYV3ForCausalLM,
     MellumConfig,
     MellumForCausalLM,
     MiniMaxM2Config,
@@ -201,6 +203,32 @@ def exaone_moe(rng: np.random.Generator) -> Made:
     return Made("exaone-moe", meta, convert(model, {}, unchanged), run(model))
 
 
+def hy_v3(rng: np.random.Generator) -> Made:
+    """Hunyuan 3: a dense layer first, a sigmoid with a bias, whose tensor's name has no ending."""
+    config = HYV3Config(
+        **FOUR,
+        intermediate_size=48,
+        moe_intermediate_size=EXPERT,
+        num_experts=5,
+        num_experts_per_tok=2,
+        num_shared_experts=1,
+        router_scaling_factor=1.6,
+        num_hidden_layers=3,
+        rope_parameters=rope(6500.0),
+    )
+    model = prepared(HYV3ForCausalLM(config), rng)
+    meta = of_four(
+        metadata(3, 6500.0, 48, 5, 2),
+        expert_feed_forward_length=EXPERT,
+        expert_shared_feed_forward_length=EXPERT,
+        expert_weights_scale=1.6,
+        expert_weights_norm=True,
+        expert_gating_func=2,
+    )
+    names = {"mlp.e_score_correction_bias": "exp_probs_b"}
+    return Made("hy_v3", meta, convert(model, names, unchanged), run(model))
+
+
 def mellum(rng: np.random.Generator) -> Made:
     """Mellum 2: windows in some layers, with a rope of another base; YaRN in the others."""
     scaled = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
@@ -235,6 +263,7 @@ def mellum(rng: np.random.Generator) -> Made:
 CASES: dict[str, Case] = {
     "dots1": dots1,
     "exaone-moe": exaone_moe,
+    "hy_v3": hy_v3,
     "mellum": mellum,
     "olmoe": olmoe,
     "ernie4_5-moe": ernie4_5_moe,

@@ -17,8 +17,7 @@ TOLERANCE = 1e-4
 # rounds activations beside MXFP4.
 WITHOUT_LLAMACPP = ["phi3-window", "gemma3n", "gpt-oss-ramp", "gpt-oss-mxfp4"]
 # Compared with llama.cpp by scripts/tiny/check_xllamacpp.py: its log-probabilities are not kept.
-WITHOUT_LLAMACPP += ["olmoe", "ernie4_5-moe", "hunyuan-moe", "minimax-m2"]
-WITHOUT_LLAMACPP += ["dots1", "exaone-moe", "mellum", "minicpm", "minicpm3"]
+WITHOUT_LLAMACPP += ["minicpm", "smallthinker"]
 # Those of scripts/tiny/table.py: the script that makes them compares with llama.cpp, and keeps a folder too.
 FROM_TABLE = {path.parent.name for path in (FOLDER.parent / "folders").glob("*/answers.npz")}
 LLAMACPP = 2e-3  # it keeps some tables as half floats

@@ -15,7 +15,14 @@ pytestmark = pytest.mark.golden
 SEEN = 3e-3  # thirty times the tolerance of the right spec
 
 CHOSEN = ["mixtral", "qwen3moe", "granitemoe", "hunyuan-moe", "mellum"]  # softmax, weights that add up to one
-CORRECTED = ["glm4moe", "deepseek3", "glm4-flash", "dots1", "exaone-moe"]  # sigmoid, corrected by a bias
+CORRECTED = [
+    "hy_v3",
+    "glm4moe",
+    "deepseek3",
+    "glm4-flash",
+    "dots1",
+    "exaone-moe",
+]  # sigmoid, corrected by a bias
 LITE = ["deepseek2-lite", "deepseek2-lite-old"]
 LATENT = [*LITE, "deepseek3", "glm4-flash", "minicpm3"]
 GRANITE = ["granitemoe", "granitemoe-shared"]
@@ -61,6 +68,21 @@ def shared_with(change):
 
 
 ERRORS = {
+    "experts of a softmax": (["phimoe"], routed(weights="softmax", normalize=True)),
+    "a narrower band": (["phimoe"], routed(jitter=0.01)),
+    "rms norms for layer norms": (["phimoe", "cohere2moe"], norms(lambda norm: replace(norm, kind="rms"))),
+    "logits without their bias": (["phimoe"], spec_with(output_bias=False)),
+    "router behind attention": (["smallthinker"], routed(early=False)),
+    "SiLU for ReLU": (["smallthinker"], mixture(activation="silu")),
+    "windows for chunks": (["llama4"], mixers(lambda m: replace(m, chunked=False))),
+    "chunks one longer": (["llama4"], windows(lambda window: window + 1)),
+    "queries that do not grow": (["llama4"], mixer(temperature=None)),
+    "growth one position late": (
+        ["llama4"],
+        mixers(lambda m: (m.temperature and replace(m, temperature=replace(m.temperature, offset=0.0))) or m),
+    ),
+    "weights behind the experts": (["llama4"], mixture(weighs_inputs=False)),
+    "the shared expert whole": (["cohere2moe"], mixture(shared_scale=1.0)),
     "one expert fewer": (ALL, routing(lambda r: replace(r, n_used=r.n_used - 1))),
     "one expert more": (ALL, routing(lambda r: replace(r, n_used=r.n_used + 1))),
     "shared expert missing": (
@@ -88,7 +110,10 @@ ERRORS = {
     "sinks left out": (["gpt-oss"], mixer(sinks=False)),
     "biases of q, k and v dropped": (["gpt-oss", "qwen2moe", "glm4moe"], mixer(bias=False)),
     "output bias dropped": (["gpt-oss"], mixer(output_bias=False)),
-    "no windows": (["gpt-oss", "exaone-moe", "mellum", *GEMMA], mixer(window=None)),
+    "no windows": (
+        ["gpt-oss", "llama4", "smallthinker", "cohere2moe", "exaone-moe", "mellum", *GEMMA],
+        mixer(window=None),
+    ),
     "windows one longer": (["gpt-oss", *GEMMA], windows(lambda window: window + 1)),
     "windows in the other layers": (["gpt-oss"], pattern_shifted),
     "ramp between whole pairs": (
@@ -97,7 +122,7 @@ ERRORS = {
     ),
     "rope's magnitude ignored": (["gpt-oss"], ropes(lambda rope: replace(rope, magnitude=1.0))),
     "q and k norms dropped": (
-        ["qwen3moe", "glm4moe", "olmoe", "hunyuan-moe", "minimax-m2", *GEMMA],
+        ["llama4", "qwen3moe", "glm4moe", "olmoe", "hunyuan-moe", "minimax-m2", *GEMMA],
         mixer(q_norm=None, k_norm=None),
     ),
     "whole heads rotated": (["glm4moe"], frequencies(plain_frequencies(4000.0, 8))),

@@ -190,6 +190,42 @@ def test_gemma4_with_gate_and_up_apart(changed):
     assert not read_spec(changed("gemma4-moe", tensors=tensors)).layers[0].ffn.fused
 
 
+def test_routers_of_their_own(changed):
+    routing = ffns(tiny_spec("phimoe"))[0].routing
+    assert (routing.weights, routing.jitter) == ("one by one", pytest.approx(0.3))
+    routing = ffns(read_spec(changed("phimoe", {".expert_jitter": None})))[0].routing
+    assert routing.jitter == 0.01
+    assert tiny_spec("phimoe").tensors()["output.bias"] == (96,)
+    ffn = ffns(tiny_spec("smallthinker"))[0]
+    assert (ffn.routing.early, ffn.routing.weights, ffn.activation) == (True, "sigmoid", "relu")
+    ffn = ffns(tiny_spec("cohere2moe"))[1]
+    assert (ffn.shared_scale, ffn.routing.scale, ffn.shared.n_ff) == (0.5, 0.5, 32)
+
+
+def test_llama4(changed):
+    near, wide = (tiny_spec("llama4").layers[i].mixer for i in (0, 3))
+    assert (near.window, near.chunked, near.q_norm.weight, near.norm_after_rope) == (9, True, False, True)
+    assert (wide.rope, wide.window, wide.q_norm, wide.temperature.length) == (None, None, None, 5)
+    assert [type(ffn) for ffn in ffns(tiny_spec("llama4"))] == [Dense, Experts] * 2
+    keys = ".attention.sliding_window", ".attention.temperature_scale", ".attention.temperature_length"
+    near, wide = (read_spec(changed("llama4", dict.fromkeys(keys))).layers[i].mixer for i in (0, 3))
+    assert (near.window, wide.temperature.length, wide.temperature.slope) == (8192, 8192, 0.1)
+    spec = read_spec(changed("llama4", {".attention.sliding_window": 0}))
+    assert {(layer.mixer.window, layer.mixer.rope is None) for layer in spec.layers} == {(None, False)}
+
+
+def test_the_first_of_four_layers_is_global():
+    mixers = [layer.mixer for layer in tiny_spec("smallthinker").layers]
+    assert [mixer.window for mixer in mixers] == [None, 6, 6, 6, None]
+    assert [mixer.rope is None for mixer in mixers] == [True, False, False, False, True]
+
+
+def test_dense_layers_at_the_start_have_a_rope(changed):
+    for n_dense, expected in ((1, [False] * 4 + [True]), (0, [True, *[False] * 3, True])):
+        layers = read_spec(changed("cohere2moe", {".leading_dense_block_count": n_dense})).layers
+        assert [layer.mixer.rope is None for layer in layers] == expected
+
+
 NAN = float("nan")
 HOSTILE = [
     *[("mixtral", {".expert_count": bad}, ".expert_count") for bad in (-1, 5000, 1 << 40, 2.5)],
@@ -214,6 +250,10 @@ HOSTILE = [
     ("gpt-oss", {".attention.sliding_window": None}, ".attention.sliding_window"),
     *[("gpt-oss", {".rope.scaling.factor": bad}, ".rope.scaling.factor") for bad in (NAN, 0.5, -1.0)],
     ("gpt-oss", {".rope.scaling.original_context_length": 0}, ".rope.scaling.original_context_length"),
+    ("phimoe", {".expert_used_count": 3}, ".expert_used_count"),
+    ("phimoe", {".expert_jitter": NAN}, ".expert_jitter"),
+    ("llama4", {".attention.temperature_length": 0}, ".attention.temperature_length"),
+    ("cohere2moe", {".attention.layer_norm_epsilon": None}, ".attention.layer_norm_epsilon"),
     ("olmoe", {".attention.clamp_kqv": 8.0}, ".attention.clamp_kqv"),
     ("minimax-m2", {".expert_gating_func": 9}, ".expert_gating_func"),
     ("ernie4_5-moe", {".expert_shared_count": 1 << 40}, ".expert_shared_count"),

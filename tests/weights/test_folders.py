@@ -23,7 +23,7 @@ from stretto.weights.gguf import GGUF
 from stretto.weights.safetensors import Stored
 from stretto.weights.tensor import Kept
 from stretto.weights.writer import write_gguf
-from tiny_models import text_logits
+from tiny_models import text_logits, tiny_file
 
 DATA = Path(__file__).parent.parent / "data" / "folders"
 ANSWERS = {path.parent.name: dict(np.load(path)) for path in sorted(DATA.glob("*/answers.npz"))}
@@ -523,3 +523,51 @@ def test_numbers_of_hunyuan_may_be_listed_for_each_layer(copied):
     change_json(folder / "config.json", lambda config: config.update(moe_topk=[2, 1]))
     with pytest.raises(ModelError, match=r"moe_topk.*the same number for all layers"):
         Folder(folder)
+
+
+SMALLTHINKER = {
+    "model_type": "smallthinker",
+    "hidden_act": "relu",
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 2.0**-9,
+    "rope_theta": 5500.0,
+    "tie_word_embeddings": True,
+    "moe_num_primary_experts": 4,
+    "moe_num_active_primary_experts": 2,
+    "moe_ffn_hidden_size": 32,
+    "moe_primary_router_apply_softmax": False,
+    "rope_layout": [0, 1, 1, 1, 0],
+    "sliding_window_layout": [0, 1, 1, 1, 0],
+    "sliding_window_size": 6,
+}
+
+
+def test_smallthinker_is_the_same_from_a_folder(tmp_path):
+    """Transformers has no class that would save one: its tensors by the names that the model's maker uses."""
+    names = {"token_embd": "embed_tokens", "output_norm": "norm", "attn_norm": "input_layernorm"}
+    names |= {"ffn_norm": "post_attention_layernorm", "ffn_gate_inp": "block_sparse_moe.primary_router"}
+    names |= {"attn_output": "self_attn.o_proj"} | {f"attn_{n}": f"self_attn.{n}_proj" for n in "qkv"}
+    tensors, same = {}, tiny_file("smallthinker")
+    for name, tensor in same.tensors.items():
+        place, _, part = name.removesuffix(".weight").rpartition(".")
+        layer = f"model.layers.{place[4:]}." if place else "model."
+        array = tensor.dequantize().reshape(tensor.shape)
+        if part.endswith("_exps"):
+            module = f"{layer}block_sparse_moe.experts"
+            tensors |= {f"{module}.{e}.{part[4:-5]}.weight": one.copy() for e, one in enumerate(array)}
+        else:
+            tensors[f"{layer}{names[part]}.weight"] = array
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(SMALLTHINKER))
+    with Folder(tmp_path) as file:
+        assert read_spec(file) == read_spec(same)
+        for name, tensor in same.tensors.items():
+            assert (file.tensors[name].dequantize() == tensor.dequantize()).all()
+    change_json(tmp_path / "config.json", lambda config: config.update(rope_layout=[1] * 5))
+    with pytest.raises(ModelError, match=r"rope_layout.*must be that of the windows"):
+        Folder(tmp_path)

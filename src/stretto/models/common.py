@@ -482,7 +482,7 @@ def both_sides(keys: Keys) -> int:
 
 # The metadata of mixtures of experts, which the architectures share.
 
-Weights = Literal["softmax", "sigmoid", "chosen"]
+Weights = Literal["softmax", "sigmoid", "chosen", "one by one"]
 GATING: dict[int, Weights] = {1: "softmax", 2: "sigmoid", 3: "chosen"}  # codes of expert_gating_func
 
 
@@ -547,7 +547,7 @@ def shared_experts(keys: Keys) -> Dense | None:
 
 def corrected(keys: Keys) -> bool:
     """Whether the routers have a bias for the choice."""
-    return any(keys.has(f"blk.{i}.exp_probs_b.bias") for i in range(keys.n_layer))
+    return any(keys.has(f"blk.{i}.exp_probs_b{end}") for i in range(keys.n_layer) for end in ("", ".bias"))
 
 
 def routed(keys: Keys, ffn: Experts) -> list[FeedForward]:

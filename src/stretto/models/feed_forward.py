@@ -88,6 +88,7 @@ class Routing:
     score_scale: float = 1.0  # scores are multiplied by it first
     jitter: float = 0.0
     early: bool = False  # the router reads the row as the layer gets it, before its mixer
+    bare: bool = False  # the name of the correction's tensor is without ".bias"
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ class Experts:
     alpha: float = 1.702
     shared: Dense | None = None
     shared_gate: bool = False  # the shared expert is multiplied by the sigmoid of one more score
+    shared_scale: float = 1.0  # and by this
     output_scale: bool = False  # each expert's output is multiplied by a number of its own
     fused: bool = False  # gate and up are one tensor of the file, ffn_gate_up_exps
     apart: bool = False  # each expert has tensors of its own, ffn_up.0 and so on, as in files of 2023
@@ -139,7 +141,7 @@ class Experts:
         if self.routing.bias:
             shapes["ffn_gate_inp.bias"] = (n,)
         if self.routing.correction:
-            shapes["exp_probs_b.bias"] = (n,)
+            shapes["exp_probs_b" if self.routing.bare else "exp_probs_b.bias"] = (n,)
         if self.output_scale:
             shapes["ffn_down_exps.scale"] = (n,)
         norms = self.routing.norm, self.norm, self.post_norm, self.shared_norm, self.shared_post_norm
@@ -155,6 +157,8 @@ class Experts:
     def slices(self) -> dict[str, Slice]:
         """Gate and up within a fused tensor, and those of the shared expert."""
         found = self.shared.slices() if self.shared is not None else {}
+        if self.routing.bare:
+            found["exp_probs_b.bias"] = Slice("exp_probs_b", 0, self.n_expert)
         if self.fused:
             both = "ffn_gate_up_exps.weight"
             found["ffn_gate_exps.weight"] = Slice(both, 0, self.n_ff, experts=True)

@@ -50,7 +50,7 @@ def experts(ffn: Experts, w: LayerWeights, x: Floats, before: Floats) -> Floats:
         shared = w.norm(ffn.shared_post_norm, dense(ffn.shared, w, w.norm(ffn.shared_norm, x)))
         if ffn.shared_gate:
             shared = shared * sigmoid(x @ w["ffn_gate_inp_shexp.weight"])[:, None]
-        out = out + shared
+        out = out + np.float32(ffn.shared_scale) * shared
     return out
 
 

@@ -305,6 +305,8 @@ class ExpertsLayer:
         shared = norm(shared, self.shared_post_norm, torch.float32)
         if self.shared_gate is not None:
             shared = shared * torch.sigmoid(product(x.float(), self.shared_gate))
+        if ffn.shared_scale != 1.0:
+            shared = shared.float() * ffn.shared_scale
         return out + shared
 
     def scores(self, x: Tensor) -> Tensor:

@@ -291,6 +291,26 @@ def exaone(conversion: Conversion) -> None:
         keys["attention.sliding_window"] = config.integer("sliding_window", least=1)
 
 
+def hunyuan3(conversion: Conversion) -> None:
+    """Hunyuan 3: a dense layer or some first, routing by sigmoid with a bias, a shared expert."""
+    config, keys = conversion.config, conversion.keys
+    plain_decoder(conversion, {**DOTS, **MODULES["hunyuan"], "mlp.router.gate": "ffn_gate_inp"})
+    expert_keys(conversion)
+    shared = config.integer("num_shared_experts", 1)
+    keys |= {
+        "expert_shared_feed_forward_length": shared * keys["expert_feed_forward_length"],
+        "expert_weights_scale": config.number("router_scaling_factor", 1.0),
+        "expert_weights_norm": config.flag("route_norm", True),
+        "expert_gating_func": SIGMOID,
+    }
+    take_experts(conversion, "mlp.experts")
+    for i in range(conversion.n_layer):  # by that name, which has no ending, in llama.cpp's files too
+        for name in ("expert_bias", "e_score_correction_bias"):
+            if conversion.has(source := f"layers.{i}.mlp.{name}"):
+                conversion.take(f"blk.{i}.exp_probs_b", source)
+    ignore_further_layers(conversion)
+
+
 def mellum(conversion: Conversion) -> None:
     """Mellum 2: windows in the layers that are listed, with a rope of their own."""
     config, keys = conversion.config, conversion.keys
@@ -304,6 +324,142 @@ def mellum(conversion: Conversion) -> None:
             raise near.error("rope_type", "windowed layers need a plain rope")
         keys["rope.freq_base_swa"] = near.number("rope_theta", keys["rope.freq_base"])
         keys["attention.sliding_window"] = config.integer("sliding_window", least=1)
+
+
+def phimoe(conversion: Conversion) -> None:
+    """Phi-3.5-MoE: layer norms with biases, a bias of the logits, SparseMixer."""
+    config, keys = conversion.config, conversion.keys
+    names = {**ATTENTION, **BEFORE, "mlp.router": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp"}
+    plain_decoder(conversion, names)
+    expert_keys(conversion)
+    keys["expert_jitter"] = config.number("router_jitter_noise", 0.01)
+    rope = rope_fields(config)
+    if rope.text("rope_type") in ("longrope", "su"):
+        magnitude = rope.number("long_mscale")
+        if rope.number("short_mscale") != magnitude:
+            raise rope.error("short_mscale", "must be equal to long_mscale")
+        keys["rope.scaling.attn_factor"] = magnitude
+    take_experts(conversion, "mlp.experts")
+    take_experts(conversion, "block_sparse_moe.experts", WS)
+    window_everywhere(conversion)
+
+
+SMALL = {"gate": "ffn_gate_exps", "up": "ffn_up_exps", "down": "ffn_down_exps"}
+
+
+def smallthinker(conversion: Conversion) -> None:
+    """SmallThinker, whose configuration names everything in its own way."""
+    config, keys, n = conversion.config, conversion.keys, conversion.n_layer
+    names = {**ATTENTION, **BEFORE, "block_sparse_moe.primary_router": "ffn_gate_inp"}
+    plain_decoder(conversion, names)
+    counts = {
+        "moe_num_primary_experts": "expert_count",
+        "moe_num_active_primary_experts": "expert_used_count",
+        "moe_ffn_hidden_size": "expert_feed_forward_length",
+    }
+    for name, key in counts.items():
+        keys[key] = config.integer(name, least=1, most=1 << 31)
+    keys["feed_forward_length"] = keys["expert_feed_forward_length"]
+    keys["expert_gating_func"] = (
+        SOFTMAX if config.flag("moe_primary_router_apply_softmax", False) else SIGMOID
+    )
+    conversion.refuse("moe_enable_secondary_experts", "further experts")
+    conversion.refuse("moe_enable_early_router", "a late router", (None, True))
+    conversion.refuse("norm_topk_prob", "weights that do not add up to one", (None, True))
+    conversion.refuse("moe_layer_layout", "layers without experts", (None, [1] * n))
+    pattern = [bool(one) for one in config.list("sliding_window_layout", [])] or [False] * n
+    rotated = [bool(one) for one in config.list("rope_layout", [])] or [True] * n
+    if rotated != (pattern if any(pattern) else [True] * n):
+        raise config.error("rope_layout", "must be that of the windows, or all ones where there are none")
+    if any(pattern):
+        keys["attention.sliding_window"] = config.integer("sliding_window_size", least=1)
+        keys["attention.sliding_window_pattern"] = pattern
+    take_experts(conversion, "block_sparse_moe.experts", SMALL)
+
+
+LLAMA4 = {
+    **ATTENTION,
+    **BEFORE,
+    "feed_forward.router": "ffn_gate_inp",
+    **{f"feed_forward.{part}_proj": f"ffn_{part}" for part in SMALL},
+    **{f"feed_forward.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in SMALL},
+}
+
+
+def llama4(conversion: Conversion) -> None:
+    """Llama 4: chunks with a rope, global layers without one, matrices of experts the other way round."""
+    config, keys, n = conversion.config, conversion.keys, conversion.n_layer
+    plain_decoder(conversion, LLAMA4)
+    expert_keys(conversion)
+    keys |= {
+        "expert_feed_forward_length": config.integer("intermediate_size", least=1),
+        "feed_forward_length": config.integer("intermediate_size_mlp", least=1),
+        "interleave_moe_layer_step": config.integer("interleave_moe_layer_step", 1, least=1),
+        "attention.qk_norm": config.flag("use_qk_norm", True),
+    }
+    _chunks(conversion)
+    for i in range(n):
+        place, block = f"layers.{i}.feed_forward.experts", f"blk.{i}"
+        if conversion.has(f"{place}.gate_up_proj"):
+            for which, target in enumerate(("ffn_gate_exps", "ffn_up_exps")):
+                op = turned(1, 2).then(half(which, 1))
+                conversion.take(f"{block}.{target}.weight", f"{place}.gate_up_proj", op=op)
+            conversion.take(f"{block}.ffn_down_exps.weight", f"{place}.down_proj", op=turned(1, 2))
+
+
+def _chunks(conversion: Conversion) -> None:
+    """Set the keys of Llama 4's layers: chunks, and the growth of queries in layers without a rope."""
+    config, keys, n = conversion.config, conversion.keys, conversion.n_layer
+    interval = config.integer("no_rope_layer_interval", 4, least=1)
+    listed = config.list("no_rope_layers", [])[:n]
+    rotated = [bool(one) for one in listed] or [(i + 1) % interval != 0 for i in range(n)]
+    kinds = config.list("layer_types", []) or ["chunked_attention" if one else "" for one in rotated]
+    chunked = [kind == "chunked_attention" for kind in kinds]
+    if chunked != rotated and not (all(rotated) and not any(chunked)):
+        raise config.error("no_rope_layers", "a layer must have a rope where it attends to a chunk")
+    if not any(chunked):
+        keys["attention.sliding_window"] = 0
+        return
+    keys["attention.sliding_window"] = config.integer("attention_chunk_size", 8192, least=1)
+    keys["attention.sliding_window_pattern"] = chunked
+    grows = config.flag("attn_temperature_tuning", True)
+    keys["attention.temperature_scale"] = config.number("attn_scale", 0.1) if grows else 0.0
+    keys["attention.temperature_length"] = config.integer("floor_scale", 8192, least=1)
+
+
+def cohere(conversion: Conversion) -> None:
+    """Command A+: a dense layer or some first, windows, the mean of experts and a shared one."""
+    config, keys = conversion.config, conversion.keys
+    conversion.refuse("attention_bias", "biases")
+    plain_decoder(conversion, DOTS)
+    width = config.integer("intermediate_size", least=1)
+    keys["feed_forward_length"] = config.integer("prefix_dense_intermediate_size", width, least=1)
+    keys["logit_scale"] = config.number("logit_scale", 0.0625)
+    keys["attention.sliding_window"] = config.integer("sliding_window", least=1)
+    window_pattern(conversion)
+    _cohere_experts(conversion, width)
+
+
+def _cohere_experts(conversion: Conversion, width: int) -> None:
+    config, keys = conversion.config, conversion.keys
+    expert_keys(conversion)
+    n_dense = dense_first(conversion)
+    if config.integer("prefix_dense_sliding_window_pattern", 1) != 1 and n_dense:
+        raise config.error("prefix_dense_sliding_window_pattern", "must be 1")
+    by_softmax = config.text("expert_selection_fn", "softmax") == "softmax"
+    shared = config.integer("num_shared_experts", 0)
+    if shared:
+        conversion.refuse("shared_expert_combination_strategy", "another sum", (None, "average"))
+    keys |= {
+        "leading_dense_block_count": n_dense,
+        "expert_feed_forward_length": width,
+        "expert_shared_count": shared,
+        "expert_shared_feed_forward_length": shared * width,
+        "expert_gating_func": SOFTMAX if by_softmax else SIGMOID,
+        # A softmax of the chosen is that of all, with weights that add up to one.
+        "expert_weights_norm": by_softmax or config.flag("norm_topk_prob", True),
+    }
+    take_experts(conversion, "mlp.experts")
 
 
 # Folders of gpt-oss: sinks, windows in every other layer, experts in MXFP4 or in plain numbers.
