@@ -296,6 +296,7 @@ def test_cells_of_a_real_server_are_followed(new_page):
     with serving() as server:
         page = new_page(f"{server.url}/#cells")
         expect(page.locator("#no-cells")).to_contain_text("once it is loaded")
+        expect(page.locator(".map")).to_have_text("")
         ask(server, "abcdefgh")
         expect(page.locator("#map")).to_have_attribute(
             "aria-label", "1,024 cells, 11 in use", timeout=PATIENCE

@@ -69,6 +69,20 @@ def test_the_page_keeps_to_its_budget():
     assert sum(len(gzip.compress(file.content, 9)) for file in pages.files().values()) <= SERVED_BYTES
 
 
+def test_sizes_of_type_are_those_of_one_scale():
+    """The scale is named in the first block of style.css; formulas are set a little larger than their line."""
+    styles = {name: (pages.FOLDER / name).read_text() for name in ("style.css", "chat.css")}
+    scale = dict(re.findall(r"--(xs|s|m|text|l|xl): (\d+)px", styles["style.css"]))
+    assert len(scale) == 6
+    for text in styles.values():
+        for rule in re.findall(r"font(?:-size)?: *([^;}]+)", text.replace("math { font-size: 1.1em; }", "")):
+            if not rule.startswith(("inherit", "sans")):
+                assert re.search(r"var\(--(xs|s|m|text|l|xl)\)", rule), rule
+    drawn = {size for path in pages.FOLDER.glob("*.js") for size in re.findall(r"'(\d+)px ", path.read_text())}
+    assert drawn
+    assert drawn <= set(scale.values())
+
+
 def test_no_file_names_another_host():
     named = {
         (path, host)

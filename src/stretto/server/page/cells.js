@@ -85,7 +85,7 @@ export default function Cells({model, live}) {
     mark(i => set[i] ? CHANGED : FREED);
     setTimeout(() => { mark(() => 0); draw(); }, FLASH_MS);
   };
-  const shown = table.current, known = shown.n && cursor != null && cursor < shown.n;
+  const shown = table.current, known = shown.n > 0 && cursor != null && cursor < shown.n;
   const choose = cell => { // its sequences one after the other, then none
     const ids = shown.idsOf(cell), at = ids.findIndex(id => id == selected);
     select(ids[at + 1] ?? null);

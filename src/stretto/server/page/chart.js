@@ -1,5 +1,5 @@
 // A chart of lines on a canvas: time from left to right, values from 0 upwards. A value that is null leaves a gap.
-const LEFT = 44, BOTTOM = 18, TOP = 6, FONT = '11px system-ui, sans-serif', STEPS = [1, 2, 5, 10];
+const LEFT = 48, BOTTOM = 18, TOP = 6, FONT = '12px ui-sans-serif, system-ui, sans-serif', STEPS = [1, 2, 5, 10];
 const DOT = 3; // a value between gaps is as wide
 const clock = time => new Date(1000 * time).toLocaleTimeString('en-GB');
 const word = value => Number(value.toPrecision(3)).toLocaleString('en');
