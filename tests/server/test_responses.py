@@ -3,6 +3,7 @@
 import json
 from contextlib import contextmanager
 
+import httpx
 import openai
 import pydantic
 import pytest
@@ -273,3 +274,22 @@ def test_an_error_in_a_stream_is_its_last_event():
             rest = list(lines)
         assert "event: response.failed" in rest
         assert json.loads(rest[-2].removeprefix("data: "))["response"]["error"]["code"] == "cancelled"
+
+
+def test_tools_of_other_kinds_beside_functions_are_left_out(server):
+    """Codex sends its own tools together with a namespace of others and a search."""
+    ask = {
+        **ASKED,
+        "tools": [
+            {"type": "function", "name": "exec_command", "parameters": {"type": "object", "properties": {}}},
+            {"type": "namespace", "name": "agents", "description": "More.", "tools": [{"type": "function"}]},
+            {"type": "web_search", "external_web_access": True},
+        ],
+        "client_metadata": {"turn": {"id": 1}},
+    }
+    answer = httpx.post(f"{server.url}/v1/responses", json=ask, timeout=60)
+    assert answer.status_code == 200, answer.text
+    told = answer.headers["x-stretto-warning"]
+    assert "tools[1].type: namespace is left out" in told
+    assert "tools[2].type: web_search is left out" in told
+    assert [tool["name"] for tool in answer.json()["tools"]] == ["exec_command"]

@@ -25,6 +25,7 @@ from stretto.server.openai.responses_request import (
     MessageItem,
     ResponseRequest,
     as_chat,
+    list_hosted,
     list_items,
 )
 
@@ -124,6 +125,8 @@ async def create(body: ResponseRequest, request: Request) -> Response:
             _keep(request, body, items, response, before)
 
     async def start(generation: Generation) -> ResponseAnswer:
+        for param, message in list_hosted(body):
+            generation.warn(param, message)
         with rename_fields(NAMES, *FIELDS):
             plan = await converse(chat, generation, settings, options)
         return ResponseAnswer(generation, body, chat, plan, keep)

@@ -142,7 +142,7 @@ class ResponseAnswer(Answer):
         """The response object."""
         body = self._body
         text = body.text.model_dump(by_alias=True, exclude_none=True) if body.text is not None else {}
-        tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+        tools = [tool.model_dump(exclude_none=True) for tool in body.tools or () if tool.type == "function"]
         choice: Any = body.tool_choice or "auto"
         return {
             "id": self.id,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from stretto.server.generation.fields import (
+    LABEL,
     NEUTRAL,
     Body,
     ForModel,
@@ -141,6 +142,18 @@ class FunctionTool(Function):
     defer_loading: Literal[False] | None = None
 
 
+class HostedTool(Body):
+    """A tool that is no function, as Codex sends them beside its own: left out with a warning."""
+
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+
+    type: Literal["namespace", "web_search"]
+    name: Name | None = None
+
+
+AnyTool = Annotated[FunctionTool | HostedTool, Field(discriminator="type")]
+
+
 class FunctionChoice(NamedFunction):
     """The function that has to be called."""
 
@@ -195,7 +208,7 @@ class InputTokensRequest(ForModel):
     input: Text | Annotated[list[Item], Field(max_length=4096)]
     instructions: Text | None = None
     previous_response_id: Name | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=1024)] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=1024)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningConfig | None = None
@@ -219,6 +232,7 @@ class ResponseRequest(InputTokensRequest, Labels):
     max_tool_calls: Annotated[int, Field(ge=1)] | None = Field(
         None, description=f"{NEUTRAL} It is for built-in tools."
     )
+    client_metadata: Annotated[dict[str, Any], Field(max_length=64, description=LABEL)] | None = None
     background: bool | None = Field(
         None, description="Answer at once, and make the response meanwhile; it is stored, and not streamed."
     )
@@ -352,8 +366,20 @@ def _said(part: Any) -> str:
     return part.text if isinstance(part, (InputText, OutputText)) else str(part.refusal)
 
 
+def list_hosted(body: InputTokensRequest) -> list[tuple[str, str]]:
+    """The fields of tools that are left out, and what becomes of them."""
+    return [
+        (f"tools[{at}].type", f"{tool.type} is left out: only functions can be called here")
+        for at, tool in enumerate(body.tools or ())
+        if isinstance(tool, HostedTool)
+    ]
+
+
 def _tools(body: InputTokensRequest) -> Fields:
-    tools, choice = body.tools or [], body.tool_choice
+    tools, choice = [one for one in body.tools or () if isinstance(one, FunctionTool)], body.tool_choice
+    if body.tools and not tools:
+        kind = body.tools[0].type
+        raise field_error("tools[0].type", f"tools[0].type: only functions can be called here, not {kind!r}")
     wanted: Any = choice
     if isinstance(choice, AllowedTools):
         names = {one.name for one in choice.tools}
