@@ -43,6 +43,13 @@ def folder(tmp_path):
     return tmp_path / "prefixes"
 
 
+def until(done):
+    end = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def stored_tokens(llm):
     return llm.cache.disk().tokens_read
 
@@ -102,10 +109,7 @@ def test_cells_that_are_there_are_not_read_again(folder):
 def test_blocks_are_written_in_the_background(folder):
     with keep(tiny_llm(), folder) as first:
         first.generate(TOKENS, **GREEDY)
-        end = time.monotonic() + 60
-        while first.cache.disk().usage.blocks < 4 and time.monotonic() < end:
-            time.sleep(0.01)
-        assert first.cache.disk().usage.blocks == 4
+        until(lambda: first.cache.disk().usage.blocks == 4)
         assert first.cache.disk().blocks_written == 4
         first.generate(TOKENS[:-1], **GREEDY)
     assert DiskStore(folder).usage().blocks == 4
@@ -229,6 +233,32 @@ def test_a_full_or_broken_store_disturbs_nobody(folder):
     with keep(tiny_llm(), folder) as llm:
         folder.rename(folder.with_name("gone"))
         assert llm.generate(TOKENS, **GREEDY).tokens == wanted
+
+
+def test_what_is_forgotten_is_gone_from_disk_too(folder):
+    with keep(tiny_llm(cells=1024), folder) as llm:
+        llm.generate(TOKENS, **GREEDY)
+        llm.generate(TOKENS[::-1], **GREEDY)
+        until(lambda: llm.cache.disk().usage.blocks == 8)
+        llm.cache.forget(TOKENS[:200])
+        assert llm.cache.disk().usage.blocks == 4
+    with keep(tiny_llm(), folder) as second:
+        assert second.generate(TOKENS, **GREEDY).usage.cached_tokens == 0
+        assert second.generate(TOKENS[::-1], **GREEDY).usage.cached_tokens == 256
+
+
+def test_blocks_that_memory_uses_are_evicted_last(folder):
+    with tiny_llm() as probe:
+        size = 64 * probe.backend.cell_bytes + HEAD_BYTES
+    texts = [[*TOKENS[:128], *np.random.default_rng(seed).integers(0, 96, 64).tolist()] for seed in range(9)]
+    with keep(tiny_llm(cells=2048), folder, max_bytes=6 * size) as llm:
+        for text in texts:
+            n = llm.cache.disk().blocks_written
+            llm.generate([*text, 1], **GREEDY)
+            until(lambda n=n: llm.cache.disk().blocks_written > n)
+    store = DiskStore(folder)
+    root = store.root("model, adapters None")
+    assert all(store.has(root, key) for key in store.chain(root, TOKENS[:128]))
 
 
 def test_restored_and_edited_sequences_are_not_kept(folder, tmp_path):

@@ -8,6 +8,7 @@ import PIL.Image
 import pytest
 
 from stretto import CacheFull, ImageCache
+from stretto.cache.disk import DiskStore
 from stretto.vision.image import Image
 from tiny_vision import NAMES, picture, seeing_llm, vision_spec
 
@@ -281,3 +282,28 @@ def test_never_a_stale_picture(name, n, tmp_path):
     for _ in range(n // 50):
         Life(name, rng, images, oracle, tmp_path).run(50)
     oracle.close()
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, None) for name in NAMES])
+def test_on_disk_an_image_is_that_image_and_no_other(name, text, tmp_path):
+    def seeing():
+        llm = seeing_llm(name, text=text)
+        llm.engine.keep_on_disk(DiskStore(tmp_path / "prefixes"), lambda: name)
+        return llm
+
+    some = "ABCD" * (1 if name == "idefics3" else 6)
+    prompt = (some, picture(0), some, picture(1), some)
+    with seeing_llm(name, text=text) as plain, plain.sequence(prompt) as sequence:
+        wanted, n = sequence.logits.copy(), len(sequence)
+    with seeing() as first:
+        first.generate(prompt, **GREEDY)
+    with seeing() as second, second.sequence(prompt) as sequence:
+        assert (sequence.logits == wanted).all()
+        assert 0 < second.cache.disk().tokens_read <= n
+        second.cells.check()
+    other = (prompt[0], picture(2), *prompt[2:])
+    with seeing_llm(name, text=text) as plain, plain.sequence(other) as sequence:
+        wanted = sequence.logits.copy()
+    with seeing() as third, third.sequence(other) as sequence:
+        assert (sequence.logits == wanted).all()
+        assert third.cache.disk().tokens_read == 0

@@ -24,7 +24,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -143,6 +143,16 @@ class DiskStore:
         """Whether there is a file of that key; whether it is sound shows when it is read."""
         return os.path.lexists(self._path(root, key))
 
+    def touch(self, root: Root, key: bytes, depth: int = 0) -> None:
+        """Note that a block is in use, as cells in memory that have it are: it is evicted later."""
+        _touch(self._path(root, key), depth)
+
+    def remove(self, root: Root, keys: Iterable[bytes]) -> None:
+        """Remove blocks, and so all that come behind them."""
+        with suppress(OSError):
+            for key in keys:
+                self._path(root, key).unlink(missing_ok=True)
+
     def read(self, root: Root, key: bytes, nbytes: int, depth: int = 0) -> Bytes | None:
         """uint8[nbytes] of a block, or None without a sound file; updates the time of its use.
 
@@ -237,6 +247,7 @@ class DiskStore:
             counts = self._read_counts()
             counts.nbytes = sum(block.nbytes for block in self._blocks())
             self._write_counts(counts)
+            self._remove_empty()
         return removed
 
     # -- within --
@@ -361,8 +372,16 @@ class DiskStore:
                 with suppress(OSError):
                     block.path.unlink()
                 total -= block.nbytes
+        self._remove_empty()
         self._is_listed = True
         return total
+
+    def _remove_empty(self) -> None:
+        """Remove the folders of salts without blocks: salts come and go."""
+        for folder in _scan(self.folder):
+            if OWNER.fullmatch(folder.name):
+                with suppress(OSError):
+                    os.rmdir(folder.path)  # noqa: PTH106  # it says no where something is left
 
     def _blocks(self, with_parts: bool = False) -> Iterator[_Block]:
         """All files of blocks, with half-written ones if asked for."""

@@ -143,18 +143,24 @@ class ParkedSequences:
     def forget(self, tokens: list[int], *, cache_salt: str | None = None) -> int:
         """Free the cells of parked sequences that begin with `tokens`, or that `tokens` begins with.
 
-        Cells that others share, and those of pinned sequences, stay. Returns how many cells are free again.
+        Cells that others share, and those of pinned sequences, stay. Blocks on disk go, even those that
+        others begin with. Returns how many cells are free again.
         """
         runner, text = self._engine.runner, tuple(tokens)
+        stored, domain = self._engine.stored, Domain(salt=cache_salt)
         with self._engine.lock:
             self._engine.scheduler.sweep()
             runner.tidy()
             n_free = runner.cells.n_free
             for entry in list(runner.prefixes.entries()):
                 n = min(len(entry.items), len(text))
-                is_same = entry.domain == Domain(salt=cache_salt) and entry.items[:n] == text[:n]
+                is_same = entry.domain == domain and entry.items[:n] == text[:n]
                 if is_same and not entry.pins:
+                    if stored is not None:
+                        stored.forget(entry.items, domain)
                     runner.prefixes.drop(entry)
+            if stored is not None:
+                stored.forget(text, domain)
             return runner.cells.n_free - n_free
 
     def clear(self) -> None:

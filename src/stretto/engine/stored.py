@@ -249,6 +249,13 @@ class StoredPrefixes:
         runner.backend.write_slots(np.array([slot], np.int32), state.reshape(1, -1))
         return True
 
+    def forget(self, items: Sequence[object], domain: Domain) -> None:
+        """Remove the blocks of a text from disk."""
+        root = self._root(domain)
+        keys = set(self.store.chain(root, items))
+        self._rescued = deque(one for one in self._rescued if one[0].key not in keys)
+        self.store.remove(root, keys)
+
     # -- writing --
 
     def _wake(self) -> None:
@@ -322,7 +329,11 @@ class StoredPrefixes:
             keys = keys[: max(states, default=0)]
         blocks = [_Block(root, key, depth) for depth, key in enumerate(keys)]
         blocks += [_Block(root, self.store.state_key(keys[n - 1]), n, has_states=True) for n in states if n]
-        return [block for block in blocks if not self.store.has(root, block.key)]
+        missing = [block for block in blocks if not self.store.has(root, block.key)]
+        if missing:  # what is before them is in use too
+            for block in blocks[: missing[0].depth]:
+                self.store.touch(root, block.key, block.depth)
+        return missing
 
     def _read_parked(self, number: int, items: Sequence[object], block: _Block) -> Bytes | None:
         """A copy of a block's cells or states, if the sequence that has them is still parked."""
@@ -346,6 +357,8 @@ class StoredPrefixes:
         return runner.backend.read_cells(runner.cells.view(entry.id)[first : first + BLOCK_TOKENS].copy())
 
     def _write(self, block: _Block, data: Bytes) -> bool:
+        if self.store.has(block.root, block.key):
+            return True
         if not self.store.write(block.root, block.key, data, block.depth):
             return False
         self._blocks_written += 1
