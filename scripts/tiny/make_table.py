@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.numpy import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tests"))
@@ -28,16 +29,19 @@ from stretto.backends.reference import ReferenceBackend
 from stretto.errors import StrettoError
 from stretto.models import read_spec
 from stretto.weights.folder import open_weights
+from stretto.weights.formats import Format
+from stretto.weights.gguf import GGUF
 from stretto.weights.writer import write_gguf
 from tiny.base import LENGTHS, VOCABULARY, randomize, run
 from tiny.check_converter import converted
 from tiny.check_xllamacpp import difference, serve, with_vocabulary
 from tiny.names import randomize_buffers
-from tiny.table import FURTHER, OWN, TABLE
+from tiny.table import FURTHER, HEADS, HIDDEN, KV_HEADS, OWN, STAND_INS, TABLE
 from tiny_models import text_logits
 
 DATA = Path(__file__).parent.parent.parent / "tests" / "data"
 N_CELLS = 64
+HEAD = HIDDEN // HEADS
 
 
 def prepared(name: str, rng: np.random.Generator) -> Any:
@@ -78,7 +82,9 @@ def make(name: str) -> str:
         (saved / "generation_config.json").unlink(missing_ok=True)
         config = saved / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | FURTHER.get(name, {}), indent=1))
-        if name in OWN:
+        if name in STAND_INS:
+            disguised(name, saved, Path(temporary) / "model.gguf")
+        elif name in OWN:
             written(saved, Path(temporary) / "model.gguf")
         else:
             converted(saved, Path(temporary) / "model.gguf", "MOSTLY_F16")
@@ -87,14 +93,19 @@ def make(name: str) -> str:
             server = serve(Path(temporary) / "words.gguf")
             gaps = [difference(server, answers[f"tokens.{i}"], answers[f"logits.{i}"][-1]) for i in range(2)]
             theirs = f"{max(gaps):.1e}"
-        except (RuntimeError, ValueError) as error:
-            theirs = str(error)
+        except (KeyError, RuntimeError, ValueError) as error:
+            theirs = repr(error)
         shutil.copy(Path(temporary) / "model.gguf", file)
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(saved, folder)
+        if name in FOLDERS:
+            FOLDERS[name](saved)
+        if name in FOLDERS or name not in STAND_INS:
+            shutil.copytree(saved, folder)
     np.savez_compressed(file.with_suffix(".npz"), **answers)
-    np.savez_compressed(folder / "answers.npz", tokens=answers["tokens.0"], logits=answers["logits.0"])
-    ours = [gap(path, answers) for path in (file, folder)]
+    ours = [gap(file, answers), "none"]
+    if folder.exists():
+        np.savez_compressed(folder / "answers.npz", tokens=answers["tokens.0"], logits=answers["logits.0"])
+        ours[1] = gap(folder, answers)
     spread = answers["logits.0"].std()
     return f"file {ours[0]}, folder {ours[1]}, llama.cpp {theirs}; logits vary by {spread:.2f}"
 
@@ -113,6 +124,95 @@ def written(folder: Path, target: Path) -> None:
             for name, tensor in file.tensors.items()
         }
         write_gguf(target, dict(file.metadata) | vocabulary, tensors)
+
+
+def disguised(name: str, folder: Path, target: Path) -> None:
+    """Write a folder as a file of another architecture that computes the same."""
+    written(folder, target)
+    file = GGUF(target)
+    metadata = {key.replace(f"{STAND_INS[name]}.", f"{name}."): value for key, value in file.metadata.items()}
+    metadata["general.architecture"] = name
+    tensors: dict[str, Any] = {key: dequantized(tensor) for key, tensor in file.tensors.items()}
+    for key, array in list(tensors.items()):
+        if name == "exaone" and key.endswith(("attn_q.weight", "attn_k.weight")):
+            tensors[key] = array.reshape(-1, HEAD // 2, 2, HIDDEN).swapaxes(1, 2).reshape(array.shape)
+        if name == "qwen" and ".attn_q." in key:
+            parts = [tensors.pop(key.replace("attn_q", part)) for part in ("attn_q", "attn_k", "attn_v")]
+            tensors[key.replace("attn_q", "attn_qkv")] = np.concatenate(parts)
+    if name == "qwen":
+        metadata["qwen.feed_forward_length"] *= 2
+    write_gguf(target.with_suffix(".other"), metadata, tensors)
+    file.close()
+    target.with_suffix(".other").replace(target)
+
+
+def dequantized(tensor: Any) -> np.ndarray:
+    """A tensor's numbers, as the file has them."""
+    numbers = tensor.dequantize().reshape(tensor.shape)
+    return numbers.astype(np.float16) if tensor.format == Format.F16 else numbers.copy()
+
+
+def internlm2_folder(folder: Path) -> None:
+    """Give a Llama's folder the names of InternLM 2, and q, k and v in one matrix, head by head."""
+    change_config(folder, "internlm2")
+    names = {
+        "self_attn.o_proj": "attention.wo",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "model.embed_tokens": "model.tok_embeddings",
+        "lm_head": "output",
+    }
+    path = folder / "model.safetensors"
+    tensors = renamed(load_file(path), names)
+    for key in [key for key in tensors if "q_proj" in key]:
+        q, k, v = (tensors.pop(key.replace("q_proj", f"{which}_proj")) for which in "qkv")
+        groups = [part.reshape(KV_HEADS, -1, HEAD, q.shape[1]) for part in (q, k, v)]
+        joined = np.concatenate(groups, axis=1).reshape(-1, q.shape[1])
+        tensors[key.replace("self_attn.q_proj", "attention.wqkv")] = np.ascontiguousarray(joined)
+    save_file(tensors, path)
+
+
+def exaone_folder(folder: Path) -> None:
+    """Give a Llama's folder the names of EXAONE 3."""
+    change_config(folder, "exaone", num_hidden_layers="num_layers", rms_norm_eps="layer_norm_epsilon")
+    names = {
+        "self_attn.o_proj": "attn.attention.out_proj",
+        "self_attn": "attn.attention",
+        "mlp.gate_proj": "mlp.c_fc_0",
+        "mlp.up_proj": "mlp.c_fc_1",
+        "mlp.down_proj": "mlp.c_proj",
+        "input_layernorm": "ln_1",
+        "post_attention_layernorm": "ln_2",
+        "model.embed_tokens": "transformer.wte",
+        "model.norm": "transformer.ln_f",
+        "model.layers": "transformer.h",
+    }
+    path = folder / "model.safetensors"
+    save_file(renamed(load_file(path), names), path)
+
+
+def renamed(tensors: dict[str, np.ndarray], names: dict[str, str]) -> dict[str, np.ndarray]:
+    """Tensors by other names."""
+    found = {}
+    for key, array in tensors.items():
+        for part, other in names.items():
+            key = key.replace(part, other)
+        found[key] = array
+    return found
+
+
+def change_config(folder: Path, kind: str, **names: str) -> None:
+    """Change the kind of a configuration, and names of its settings."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config = {names.get(key, key): value for key, value in config.items()} | {"model_type": kind}
+    path.write_text(json.dumps(config, indent=1))
+
+
+FOLDERS = {"exaone": exaone_folder, "internlm2": internlm2_folder}
 
 
 def gap(path: Path, answers: dict[str, np.ndarray]) -> str:

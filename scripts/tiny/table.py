@@ -21,6 +21,10 @@ PLAIN = {"rope_type": "default", "rope_theta": 10_000.0}  # of architectures who
 PARTIAL = PLAIN | {"partial_rotary_factor": 0.5}
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 LAYER_NORM = {"layer_norm_eps": EPSILON}
+WHOLE = PLAIN | {"partial_rotary_factor": 1.0}
+LLAMA3 = ROPE | {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 0.25, "high_freq_factor": 2.0}
+LLAMA3 |= {"original_max_position_embeddings": 32}
+NO_DROPOUT = {"residual_dropout": 0.0, "embedding_dropout": 0.0}
 NO_GROUPS = {"num_key_value_heads": HEADS}
 FALCON = {"layer_norm_epsilon": EPSILON, "rope_parameters": PLAIN, "max_position_embeddings": 2048}
 
@@ -59,6 +63,18 @@ def gpt2_sizes(**other: Any) -> dict[str, Any]:
 TABLE: dict[str, Callable[[], Any]] = {
     "apertus": lambda: t.ApertusForCausalLM(t.ApertusConfig(**sizes())),
     "arcee": lambda: t.ArceeForCausalLM(t.ArceeConfig(**sizes(tie_word_embeddings=True))),
+    "chatglm": lambda: t.GlmForCausalLM(
+        t.GlmConfig(**sizes(rope_parameters=PARTIAL, head_dim=8, attention_bias=True))
+    ),
+    "codeshell": lambda: t.Starcoder2ForCausalLM(
+        t.Starcoder2Config(**sizes(norm_epsilon=EPSILON, sliding_window=None, **NO_DROPOUT))
+    ),
+    "exaone": lambda: t.LlamaForCausalLM(t.LlamaConfig(**sizes(rope_parameters=LLAMA3))),
+    "internlm2": lambda: t.LlamaForCausalLM(t.LlamaConfig(**sizes())),
+    "jais2": lambda: t.Jais2ForCausalLM(t.Jais2Config(**sizes(head_dim=8, **LAYER_NORM))),
+    "orion": lambda: t.StableLmForCausalLM(t.StableLmConfig(**sizes(rope_parameters=WHOLE, **LAYER_NORM))),
+    "qwen": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(**sizes(**NO_GROUPS))),
+    "xverse": lambda: t.LlamaForCausalLM(t.LlamaConfig(**sizes())),
     "bloom": lambda: t.BloomForCausalLM(
         t.BloomConfig(**gpt2_sizes(hidden_size=48, n_head=6, seq_length=CONTEXT))
     ),
@@ -111,8 +127,18 @@ TABLE: dict[str, Callable[[], Any]] = {
 
 # Settings that transformers does not save, and that real models have.
 FURTHER: dict[str, dict[str, Any]] = {
+    "chatglm": {"seq_length": CONTEXT, "layernorm_epsilon": EPSILON},
     "falcon": {"num_kv_heads": 1},
     "gpt2": {"n_ctx": CONTEXT},
+}
+# Transformers has no class of these, but one that computes the same: its file gets their names.
+STAND_INS = {
+    "codeshell": "starcoder2",
+    "exaone": "llama",
+    "internlm2": "llama",
+    "orion": "stablelm",
+    "qwen": "qwen2",
+    "xverse": "llama",
 }
 # Made of the folder by Stretto: llama.cpp's converter fails with what today's transformers saves.
 OWN = ("gptneox", "gptneox-serial", "mpt", "stablelm-12b")

@@ -1,4 +1,4 @@
-"""InternLM 2 and 2.5: a Llama, whose folders have q, k and v in one matrix."""
+"""InternLM 2 and 2.5, and XVERSE: a Llama; folders of InternLM have q, k and v in one matrix."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from stretto.models.spec import ModelSpec
 
 
 def read(keys: Keys) -> ModelSpec:
-    """The spec of an internlm2 file."""
+    """The spec of an internlm2 or an xverse file."""
     return plain_decoder(keys, attention(keys, "adjacent", **attention_biases(keys)))

@@ -1,4 +1,4 @@
-"""StableLM: layer norms, a rope on a part of each head; the 12B has parallel branches and norms of heads."""
+"""StableLM, and Orion: layer norms, a rope on a part of heads; parallel branches, norms of heads in some."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stretto.models.spec import ModelSpec, Norm
 
 
 def read(keys: Keys) -> ModelSpec:
-    """The spec of a stablelm file."""
+    """The spec of a stablelm or an orion file."""
     common.refuse_experts(keys)
     norms = {}
     if keys.has("blk.0.attn_q_norm.weight"):  # each head has weights of its own

@@ -1,4 +1,4 @@
-"""StarCoder 2: layer norms, biases everywhere, a feed-forward without a gate."""
+"""StarCoder 2 and CodeShell: layer norms, biases everywhere, a feed-forward without a gate."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from stretto.models.spec import Layer, ModelSpec, Norm
 
 
 def read(keys: Keys) -> ModelSpec:
-    """The spec of a starcoder2 file."""
+    """The spec of a starcoder2 or a codeshell file."""
     common.refuse_experts(keys)
-    mixer = common.attention(keys, "halves", **common.attention_biases(keys))
+    mixer = common.attention(keys, "halves", **common.fused_biases(keys))
     ffn = common.dense(keys, activation="gelu", gated=False, bias=keys.has("blk.0.ffn_up.bias"))
 
     def norm(name: str) -> Norm:

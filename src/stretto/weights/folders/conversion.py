@@ -305,3 +305,32 @@ def _joined(*given: Shape) -> Shape:
 
 
 JOIN = Op(lambda *arrays: np.concatenate(arrays), _joined, whole_rows=True)
+
+
+def unmixed(which: str, n_kv_head: int, group: int, size: int) -> Op:
+    """The rows of some of q, k and v, one after the other, of a matrix that has them head by head.
+
+    It has, for each K/V head, its queries, then its key, then its value.
+    """
+    parts = {"q": slice(0, group), "k": slice(group, group + 1), "v": slice(group + 1, group + 2)}
+
+    def shape(given: Shape) -> Shape:
+        if given[0] != n_kv_head * (group + 2) * size:
+            raise ValueError(f"{given[0]} rows are not {n_kv_head} groups of {group + 2} heads of {size}")
+        return (n_kv_head * size * sum(group if part == "q" else 1 for part in which), *given[1:])
+
+    def apply(array: Array) -> Array:
+        groups = array.reshape(n_kv_head, group + 2, size, *array.shape[1:])
+        return np.concatenate([groups[:, parts[part]].reshape(-1, *array.shape[1:]) for part in which])
+
+    return Op(apply, shape)
+
+
+def rename(conversion: Conversion, names: Mapping[str, str]) -> None:
+    """Give settings their usual names, where those are not there."""
+    config = conversion.config
+    values = dict(config)
+    for name, usual in names.items():
+        if values.get(name) is not None and values.get(usual) is None:
+            values[usual] = values[name]
+    conversion.config = Fields(values, config.path, config.prefix)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from stretto.weights.folders.conversion import MODULES, STACK, Conversion, turned
+from stretto.weights.folders.conversion import MODULES, STACK, Conversion, rename, turned, unmixed
 from stretto.weights.folders.decoder import BEFORE, LLAMA, plain_decoder
 from stretto.weights.json_file import Fields
-from stretto.weights.tensor import Array, Op, Shape
 
 SIZES = MODULES["gpt_sizes"]  # names of settings, and those that Llama has for the same
 GPT2_WHOLE = {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "lm_head": "output"}
@@ -22,33 +19,13 @@ def rename_sizes(conversion: Conversion, inner: str = "n_inner", **defaults: obj
 
     `inner` is the name of the feed-forward's width: four times the embedding's where it is not given.
     """
+    given = conversion.config
+    conversion.config = Fields({**defaults, **dict(given), "intermediate_size": given.get(inner)}, given.path)
+    rename(conversion, SIZES)
     config = conversion.config
-    values = {**defaults, **dict(config), "intermediate_size": config.get(inner)}
-    for name, usual in SIZES.items():
-        if values.get(name) is not None and values.get(usual) is None:
-            values[usual] = values[name]
-    if values.get("intermediate_size") is None:
-        values["intermediate_size"] = 4 * Fields(values, config.path).integer("hidden_size", least=1)
-    conversion.config = Fields(values, config.path, config.prefix)
-
-
-def unmixed(which: str, n_kv_head: int, group: int, size: int) -> Op:
-    """The rows of some of q, k and v, one after the other, of a matrix that has them head by head.
-
-    It has, for each K/V head, its queries, then its key, then its value.
-    """
-    parts = {"q": slice(0, group), "k": slice(group, group + 1), "v": slice(group + 1, group + 2)}
-
-    def shape(given: Shape) -> Shape:
-        if given[0] != n_kv_head * (group + 2) * size:
-            raise ValueError(f"{given[0]} rows are not {n_kv_head} groups of {group + 2} heads of {size}")
-        return (n_kv_head * size * sum(group if part == "q" else 1 for part in which), *given[1:])
-
-    def apply(array: Array) -> Array:
-        groups = array.reshape(n_kv_head, group + 2, size, *array.shape[1:])
-        return np.concatenate([groups[:, parts[part]].reshape(-1, *array.shape[1:]) for part in which])
-
-    return Op(apply, shape)
+    if config.get("intermediate_size") is None:
+        width = 4 * config.integer("hidden_size", least=1)
+        conversion.config = Fields({**dict(config), "intermediate_size": width}, config.path)
 
 
 def take_unmixed(conversion: Conversion, source: str, layer: str = "h.{}.") -> None:

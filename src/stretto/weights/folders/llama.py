@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stretto.weights.folders.conversion import MODULES, Conversion
+from stretto.weights.folders.conversion import MODULES, Conversion, adjacent, rename, unmixed
 from stretto.weights.folders.decoder import (
     AFTER,
     ATTENTION,
@@ -22,6 +22,38 @@ def llama(conversion: Conversion) -> None:
 def arcee(conversion: Conversion) -> None:
     """Arcee: a feed-forward without a gate."""
     plain_decoder(conversion, {k: v for k, v in LLAMA.items() if v != "ffn_gate"}, pairs="adjacent")
+
+
+def jais2(conversion: Conversion) -> None:
+    """Jais 2: layer norms, biases everywhere, a feed-forward without a gate."""
+    plain_decoder(conversion, {k: v for k, v in LLAMA.items() if v != "ffn_gate"})
+
+
+def glm(conversion: Conversion) -> None:
+    """GLM-4 9B: gate and up in one matrix, a rope on half of each head, whose pairs are adjacent here too."""
+    names = {k: v for k, v in LLAMA.items() if v not in ("ffn_gate", "ffn_up")}
+    plain_decoder(conversion, {**names, "mlp.gate_up_proj": "ffn_up"})
+
+
+def exaone(conversion: Conversion) -> None:
+    """EXAONE 3 and 3.5, by the names of its publisher."""
+    names = {"num_layers": "num_hidden_layers", "layer_norm_epsilon": "rms_norm_eps"}
+    rename(conversion, names)
+    whole = {"wte": "token_embd", "ln_f": "output_norm", "lm_head": "output"}
+    plain_decoder(conversion, MODULES["exaone"], whole=whole, layer="h.{}.")
+
+
+def internlm2(conversion: Conversion) -> None:
+    """InternLM 2: q, k and v stand head by head in one matrix."""
+    conversion.refuse("bias", "biases")
+    whole = {"tok_embeddings": "token_embd", "norm": "output_norm", "output": "output"}
+    size = plain_decoder(conversion, MODULES["internlm2"], whole=whole)
+    heads, kv_heads = (conversion.keys[f"attention.{name}"] for name in ("head_count", "head_count_kv"))
+    for which in "qkv":
+        op = unmixed(which, kv_heads, heads // kv_heads, size)
+        op = op if which == "v" else op.then(adjacent(size))
+        for i in range(conversion.n_layer):
+            conversion.take(f"blk.{i}.attn_{which}.weight", f"layers.{i}.attention.wqkv.weight", op=op)
 
 
 def apertus(conversion: Conversion) -> None:
