@@ -157,7 +157,7 @@ class Experts:
     def slices(self) -> dict[str, Slice]:
         """Gate and up within a fused tensor, and those of the shared expert."""
         found = self.shared.slices() if self.shared is not None else {}
-        if self.routing.bare:
+        if self.routing.correction and self.routing.bare:
             found["exp_probs_b.bias"] = Slice("exp_probs_b", 0, self.n_expert)
         if self.fused:
             both = "ffn_gate_up_exps.weight"
