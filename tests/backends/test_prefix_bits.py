@@ -93,6 +93,7 @@ def shared_prompts(llm, name):
 EVERYWHERE = [
     (name, kv, how) for name in ("llama", "gemma3", "smollm2") for kv in ("f16", "q8") for how in HOW
 ]
+EVERYWHERE += [("llama4", "f16", "greedy"), ("smallthinker", "q8", "seeded"), ("minicpm3", "f16", "seeded")]
 
 
 @pytest.mark.one_in(5)

@@ -45,6 +45,7 @@ MAKERS = {
         for name in ("llama", "qwen3", "gemma3")
         for kind in ("f16", "q8")
     },
+    "f16-llama4": lambda: tiny_llm("llama4", "f16"),
 }
 
 
