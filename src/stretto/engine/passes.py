@@ -14,6 +14,7 @@ from stretto.backends.base import POOLINGS, Activates, Batch, Head, Pooling, Pro
 from stretto.engine.adapters import adapter_parts, check_same
 from stretto.engine.decoders.passes import (
     EmbedPass,
+    LogitsPass,
     MeasurePass,
     PackedPass,
     Pass,
@@ -36,6 +37,7 @@ __all__ = [
     "compute_logits",
     "embed_request",
     "embedding_head",
+    "logits_request",
     "measure_request",
     "normalized",
     "score_request",
@@ -182,6 +184,15 @@ def compute_logits(engine: Engine, sequences: Seq[Sequence]) -> Floats:
         if not sequences:
             return np.empty((0, engine.runner.spec.n_vocab), np.float32)
         return np.stack([sequence.logits for sequence in sequences])
+
+
+def logits_request(engine: Engine, sequences: Seq[Sequence]) -> Request[LogitsPass]:
+    """Computes the pending tokens of several sequences, with whatever else runs."""
+    with engine.arrivals.arriving(), engine.lock:
+        tracks = [track_in(engine, sequence) for sequence in sequences]
+        for sequence in sequences:
+            prepare(sequence)
+    return Request(LogitsPass(engine.runner, tracks), engine.runner.metrics)
 
 
 def compute_all(engine: Engine, sequences: Seq[Sequence]) -> None:

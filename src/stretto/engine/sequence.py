@@ -18,7 +18,7 @@ from stretto.engine.adapters import Parts
 from stretto.engine.engine import Engine
 from stretto.engine.params import sampling_params
 from stretto.engine.track import Track
-from stretto.engine.types import Edit, EditMode, Step
+from stretto.engine.types import Approximate, Edit, EditMode, Step
 from stretto.errors import InvalidRequest
 from stretto.options.documenting import document_options
 from stretto.options.generating import SAMPLING
@@ -142,6 +142,11 @@ class Sequence:
     def n_cached(self) -> int:
         """How many of its tokens were found in the prefix cache."""
         return self._track.n_cached
+
+    @property
+    def edit_mode(self) -> Approximate | None:
+        """The mode of the last edit that left K and V which another text would not have, if any did."""
+        return self._track.used_edit
 
     @property
     def closed(self) -> bool:

@@ -24,6 +24,7 @@ from stretto.engine.passes import (
     compute_logits,
     embed_request,
     embedding_head,
+    logits_request,
     states_request,
 )
 from stretto.engine.sequence import new_sequence, restored_sequence, step_all
@@ -298,6 +299,16 @@ class LLM(Texts, Scoring, EngineModel):
         >>> llm.logits([seq, alt]).argmax(axis=1)
         """
         return compute_logits(self._engine, _several(sequences))
+
+    async def alogits(self, sequences: Iterable[Sequence]) -> Floats:
+        """As `logits`, to await: what is pending is computed together with the requests that run."""
+        import asyncio
+
+        from stretto.engine.aio import finished_pass
+
+        several = _several(sequences)
+        await finished_pass(self._worker, partial(logits_request, self._engine, several))
+        return await asyncio.to_thread(compute_logits, self._engine, several)
 
     def forward(self, batch: Batch) -> Floats:
         """Run a batch you built: float32[n_wanted, n_vocab], a row for each token that wanted logits."""

@@ -151,6 +151,8 @@ class ServeOptions:
     key_requests: int | None = None
     key_tokens: int | None = None
     key_cells: int | None = None
+    max_sequences: int = 64
+    sequence_seconds: float = 600.0
     grace_seconds: float = 10.0
     log: Literal["quiet", "text", "json"] = "quiet"
     cache: Literal["memory", "disk"] = "memory"

@@ -30,7 +30,7 @@ from stretto.server.ollama import models as ollama_models
 from stretto.server.openai import batches, responses, speech
 from stretto.server.openai import endpoints as openai
 from stretto.server.openai.batch_store import BatchStore
-from stretto.server.own import cells, live, pages, requests, tasks
+from stretto.server.own import cells, live, pages, requests, sequences, tasks
 from stretto.server.own import endpoints as own
 from stretto.server.own import models as model_admin
 from stretto.server.settings import Settings
@@ -61,6 +61,7 @@ ROUTERS = (
     model_admin.router,
     cells.router,
     requests.router,
+    sequences.router,
     streams.router,
     live.router,
 )

@@ -177,6 +177,8 @@ class RequestLimits:
     files: int = 256  # of one caller, for batches
     file_bytes: int = 256 << 20  # of these together
     batches: int = 16  # of one caller that have not ended
+    saved_sequences: int = 64  # of one caller
+    saved_bytes: int = 4 << 30  # of these together
     connections: int = 1024
 
     def __post_init__(self) -> None:

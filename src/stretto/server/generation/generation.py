@@ -60,6 +60,7 @@ class Generation:
         self.texts: Any = None  # an AsyncTexts, or an async iterator over parallel steps
         self._has_own_timeout = False  # the request's timeout ends it before the server's limit
         self.last: Callable[[], None] | None = None  # called in a thread after the last text
+        self.on_close: Callable[[], None] | None = None  # called once, when it is closed
         self.is_prompt_only = False  # the token that is sampled behind the prompt is dropped
         self.n_images = 0
         self._priority: int | None = request.scope.get(PRIORITY)
@@ -314,6 +315,8 @@ class Generation:
             if self.texts is not None:
                 self.texts.cancel()
             self.lease.release()
+            if self.on_close is not None:
+                self.on_close()
 
     def _note_summary(self) -> Summary | None:
         """Put into the log line what the texts took."""

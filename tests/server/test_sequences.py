@@ -1,0 +1,364 @@
+"""`/v1/sequences`: fork, append, edit, generate, score, save and close; whose they are, and for how long."""
+
+import json
+import threading
+
+import httpx
+import pytest
+
+from serving import endless, mock, serving, until, visiting
+from stretto import LLM
+from stretto.backends.native import NativeBackend
+from stretto.server.settings import RequestLimits
+from stretto.testing import byte_tokenizer
+from tiny_models import tiny_file, tiny_spec
+
+TEXT = "The quick brown fox jumps over the lazy dog."
+GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+
+
+def tiny(entry):
+    """A real model, random and tiny."""
+    backend = NativeBackend(tiny_file("llama"), tiny_spec("llama"), 512, 1)
+    return LLM(backend, byte_tokenizer(), fingerprint=lambda: "tiny")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("STRETTO_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def both():
+    """A server with a real model, and a client of it."""
+    with visiting(tiny) as found:
+        yield found
+
+
+@pytest.fixture
+def small(both):
+    """A client, behind which no sequence stays open."""
+    yield both[1]
+    for one in both[1].get("/v1/sequences").json()["data"]:
+        both[1].delete(f"/v1/sequences/{one['id']}")
+
+
+def ask(web, path, status=200, **body):
+    answer = web.post(f"/v1/sequences{path}", json=body)
+    assert answer.status_code == status, answer.text
+    return answer.json()["error"] if status >= 400 else answer.json()
+
+
+def opened(web, prompt=TEXT, **more):
+    return ask(web, "", prompt=prompt, **more)["sequence"]["id"]
+
+
+def read(web, name):
+    return web.get(f"/v1/sequences/{name}").json()
+
+
+# -- what they do --
+
+
+def test_a_sequence_is_made_and_continued(small):
+    made = ask(small, "", prompt=TEXT)
+    sequence = made["sequence"]
+    assert sequence["id"].startswith("seq_")
+    assert (sequence["tokens"], sequence["pending"], sequence["edit_mode"]) == (len(TEXT), len(TEXT), None)
+    found = ask(small, f"/{sequence['id']}/generate", **GREEDY)
+    (text,) = found["texts"]
+    assert len(text["token_ids"]) == 8
+    assert text["finish_reason"] == "length"
+    assert found["usage"]["prompt_tokens"] == len(TEXT)
+    assert found["usage"]["completion_tokens"] == 8
+    assert found["sequence"]["tokens"] == len(TEXT) + 8
+    whole = read(small, sequence["id"])
+    assert whole["token_ids"] == [*TEXT.encode(), *text["token_ids"]]
+    assert whole["positions"] == list(range(len(TEXT) + 8))
+    again = ask(small, f"/{sequence['id']}/generate", **GREEDY)
+    assert again["usage"]["cached_tokens"] >= len(TEXT) + 7
+    plain = {"model": "mock", "prompt": TEXT, "temperature": 0, "max_tokens": 16, "ignore_eos": True}
+    expected = small.post("/v1/completions", json={**plain, "return_token_ids": True}).json()
+    assert text["token_ids"] + again["texts"][0]["token_ids"] == expected["choices"][0]["token_ids"]
+
+
+def test_a_stream_is_the_text_token_by_token(small):
+    name = opened(small)
+    (fork,) = ask(small, f"/{name}/fork")["forks"]
+    expected = ask(small, f"/{name}/generate", **GREEDY, logprobs=2)["texts"][0]
+    body = {**GREEDY, "stream": True, "logprobs": 2}
+    with small.stream("POST", f"/v1/sequences/{fork['id']}/generate", json=body) as answer:
+        events = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    assert events.pop() == "[DONE]"
+    *tokens, end, last = map(json.loads, events)
+    assert [one["token"] for one in tokens] == expected["token_ids"]
+    assert [one["logprob"] for one in tokens] == [one["logprob"] for one in expected["logprobs"]]
+    assert all(len(one["top"]) == 2 for one in tokens)
+    assert "".join(one["text"] for one in tokens) == expected["text"]
+    assert end == {"index": 0, "finish_reason": "length", "stop_reason": None}
+    assert last["sequence"]["tokens"] == len(TEXT) + 8
+    assert last["usage"]["completion_tokens"] == 8
+
+
+def test_several_texts_leave_the_sequence_as_it_is(small):
+    name = opened(small)
+    found = ask(small, f"/{name}/generate", n=3, max_tokens=6, temperature=1.0, seed=3, ignore_eos=True)
+    assert len({tuple(text["token_ids"]) for text in found["texts"]}) > 1
+    assert found["sequence"]["tokens"] == len(TEXT)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "shift", "heal"])
+def test_edits_name_their_mode(small, mode):
+    name = opened(small, compute=True)
+    found = ask(small, f"/{name}/replace", start=4, stop=9, text="slow", mode=mode)
+    used = "shift" if mode == "shift" else "recompute"  # so few tokens are behind it
+    assert (found["edit"]["asked"], found["edit"]["mode"]) == (mode, used)
+    assert (found["edit"]["added"], found["edit"]["removed"]) == (4, 5)
+    assert (
+        found["usage"]["edit_mode"]
+        == found["sequence"]["edit_mode"]
+        == (None if used == "recompute" else mode)
+    )
+    assert read(small, name)["text"] == TEXT.replace("quick", "slow")
+    made = ask(small, f"/{name}/generate", **GREEDY)
+    assert made["usage"]["edit_mode"] == found["usage"]["edit_mode"]
+    if mode != "shift":
+        fresh = ask(small, f"/{opened(small, TEXT.replace('quick', 'slow'))}/generate", **GREEDY)
+        assert made["texts"] == fresh["texts"]
+
+
+def test_text_is_inserted_removed_and_appended(small):
+    name = opened(small)
+    ask(small, f"/{name}/insert", at=0, text="Oh! ")
+    ask(small, f"/{name}/remove", start=8, stop=14)
+    ask(small, f"/{name}/append", text=" <|end|>")
+    ask(small, f"/{name}/append", tokens=[33, 33])
+    assert read(small, name)["text"] == "Oh! The brown fox jumps over the lazy dog. <|end|>!!"
+    ask(small, f"/{name}/append", text="<|end|>", special=True)
+    assert read(small, name)["token_ids"][-1] == 257
+    ask(small, f"/{name}/remove", start=4, stop=8, mode="hole")
+    assert read(small, name)["positions"][3:5] == [3, 8]
+
+
+def test_continuations_are_scored(small):
+    name = opened(small)
+    words = [" and", " the cat", list(b" or")]
+    found = ask(small, f"/{name}/score", continuations=words)
+    with tiny(None) as llm:
+        expected = llm.score(TEXT, [" and", " the cat", " or"])
+    assert [one["logprobs"] for one in found["data"]] == [pytest.approx(one.tolist()) for one in expected]
+    assert [one["total"] for one in found["data"]] == [pytest.approx(float(one.sum())) for one in expected]
+    assert read(small, name)["text"] == TEXT
+
+
+def test_a_conversation_in_the_models_format():
+    with visiting() as (_, web):
+        name = ask(web, "", messages=[{"role": "user", "content": "Hi"}])["sequence"]["id"]
+        assert (
+            read(web, name)["text"] == "<|start|>user\nHi<|end|><|start|>assistant\n"
+            or "user\nHi" in read(web, name)["text"]
+        )
+        assert ask(web, f"/{name}/generate", temperature=0)["texts"][0]["text"].startswith("Hello world")
+
+
+def test_sixteen_forks_of_2000_tokens_cost_one_prefill():
+    with visiting(mock("Hello", context_length=2400, cells=4096)) as (server, web):
+        name = opened(web, "x" * 2000)
+        forks = ask(web, f"/{name}/fork", n=16)["forks"]
+        for fork in forks:
+            ask(web, f"/{fork['id']}/append", text="?")
+            assert ask(web, f"/{fork['id']}/generate", temperature=0)["texts"][0]["text"] == "Hello"
+        computed = sum(map(len, server.llm().backend.batches))
+        assert computed <= 2000 + 16 * (1 + len("Hello") + 1)
+        assert computed >= 2000
+        held = server.llm().cache.stats().held
+        assert held <= 2000 + 16 * 8
+
+
+def test_forks_have_seeds_of_their_own(small):
+    name = opened(small)
+    forks = ask(small, f"/{name}/fork", n=4, seed=7)["forks"]
+    sampled = {"max_tokens": 8, "temperature": 1.0, "ignore_eos": True}
+    texts = [ask(small, f"/{fork['id']}/generate", **sampled)["texts"][0]["token_ids"] for fork in forks]
+    assert len(set(map(tuple, texts))) > 1
+    again = ask(small, f"/{name}/fork", n=4, seed=7)["forks"]
+    assert texts == [
+        ask(small, f"/{fork['id']}/generate", **sampled)["texts"][0]["token_ids"] for fork in again
+    ]
+
+
+# -- saved --
+
+
+def test_a_saved_sequence_outlives_the_server(home):
+    with visiting(tiny) as (server, web):
+        name = opened(web)
+        saved = ask(web, f"/{name}/save", name="fox")["saved"]
+        expected = ask(web, f"/{name}/generate", **GREEDY)["texts"]
+        (listed,) = web.get("/v1/sequences/saved").json()["data"]
+        assert (listed["name"], listed["bytes"]) == ("fox", saved["bytes"])
+        port = server.port
+    (folder,) = (home / "sequences").iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    with visiting(tiny, port=port) as (server, web):
+        folder.rename(folder.with_name(str(server.state.settings.port)))
+        again = ask(web, "", restore="fox")["sequence"]
+        assert (again["tokens"], again["pending"]) == (len(TEXT), 0)
+        assert ask(web, f"/{again['id']}/generate", **GREEDY)["texts"] == expected
+        assert web.delete("/v1/sequences/saved/fox").json()["deleted"]
+        error = ask(web, "", 404, restore="fox")
+        assert "GET /v1/sequences/saved" in error["message"]
+
+
+@pytest.mark.parametrize("name", ["../fox", ".fox", "a/b", "", "x" * 65])
+def test_names_stay_in_their_folder(small, name):
+    assert ask(small, f"/{opened(small)}/save", 400, name=name)["param"] == "name"
+    assert ask(small, "", 400, restore=name)["param"] == "restore"
+
+
+def test_saved_sequences_have_a_quota():
+    with visiting(tiny, limits=RequestLimits(saved_sequences=1)) as (_, web):
+        name = opened(web)
+        ask(web, f"/{name}/save", name="one")
+        ask(web, f"/{name}/save", name="one")
+        assert "at most 1 are kept" in ask(web, f"/{name}/save", 413, name="two")["message"]
+
+
+# -- whose they are, for how long, how many --
+
+
+def test_a_key_sees_its_own_only():
+    with serving(tiny, api_keys=("ann", "bob"), admin_keys=("boss",)) as server:
+        webs = [
+            httpx.Client(base_url=server.url, timeout=60, headers={"authorization": f"Bearer {key}"})
+            for key in ("ann", "bob", "boss")
+        ]
+        ann, *others = webs
+        name = opened(ann)
+        ask(ann, f"/{name}/save", name="mine")
+        for web in others:
+            assert web.get("/v1/sequences").json()["data"] == []
+            assert web.get(f"/v1/sequences/{name}").status_code == 404
+            assert web.delete(f"/v1/sequences/{name}").status_code == 404
+            for path, body in (
+                ("fork", {}),
+                ("append", {"text": "x"}),
+                ("generate", {}),
+                ("save", {"name": "x"}),
+            ):
+                assert ask(web, f"/{name}/{path}", 404, **body)["code"] == "not_found"
+            assert ask(web, "", 404, restore="mine")["code"] == "not_found"
+            assert web.get("/v1/sequences/saved").json()["data"] == []
+            assert ask(web, f"/{opened(web)}/generate", max_tokens=1)["usage"]["cached_tokens"] == 0
+        assert [one["id"] for one in ann.get("/v1/sequences").json()["data"]] == [name]
+        for web in webs:
+            web.close()
+
+
+def test_a_sequence_without_requests_is_closed():
+    with visiting(tiny, sequence_seconds=0.2) as (server, web):
+        name = opened(web, compute=True)
+        until(lambda: server.llm().cache.stats().held == 0)
+        error = ask(web, f"/{name}/generate", 404)
+        assert error["param"] == "sequence_id"
+        assert "unused for 0.2 s" in error["message"]
+        assert web.get("/v1/sequences").json()["data"] == []
+
+
+def test_a_closed_sequence_frees_its_cells(both, small):
+    server, _ = both
+    name = opened(small, compute=True)
+    assert server.llm().cache.stats().held == len(TEXT)
+    assert small.delete(f"/v1/sequences/{name}").json() == {"id": name, "object": "sequence", "closed": True}
+    assert server.llm().cache.stats().held == 0
+    assert small.delete(f"/v1/sequences/{name}").status_code == 404
+
+
+def test_sequences_are_counted():
+    with visiting(tiny, max_sequences=3) as (_, web):
+        names = [opened(web) for _ in range(2)]
+        assert "at most 3 may be" in ask(web, f"/{names[0]}/fork", 429, n=2)["message"]
+        ask(web, f"/{names[0]}/fork")
+        assert ask(web, "", 429, prompt="x")["code"] == "over_limit"
+        web.delete(f"/v1/sequences/{names[1]}")
+        opened(web)
+
+
+def test_sequences_hold_half_of_the_cells():
+    with visiting(mock("Hello", context_length=256, cells=256)) as (_, web):
+        error = ask(web, "", 400, prompt="x" * 129)
+        assert (error["param"], error["code"]) == ("prompt", "over_limit")
+        name = opened(web, "x" * 100)
+        for path, body in (("append", {"text": "y" * 30}), ("insert", {"at": 3, "text": "y" * 30})):
+            assert "128 of 256" in ask(web, f"/{name}/{path}", 429, **body)["message"]
+        assert ask(web, "", 429, prompt="y" * 30)["code"] == "over_limit"
+        ask(web, f"/{name}/fork", n=8)  # shared cells count once
+        opened(web, "y" * 20)
+
+
+def test_one_request_at_a_time_uses_a_sequence():
+    with visiting(endless()) as (_, web):
+        name, answers = opened(web, "x"), []
+
+        def generate():
+            answers.append(ask(web, f"/{name}/generate", max_tokens=60, temperature=0))
+
+        thread = threading.Thread(target=generate)
+        thread.start()
+        until(lambda: web.get("/stretto/requests").json()["requests"])
+        error = ask(web, f"/{name}/append", 409, text="y")
+        assert (error["param"], error["code"]) == ("sequence_id", "in_use")
+        assert "fork it before" in error["message"]
+        thread.join(60)
+        assert answers[0]["sequence"]["tokens"] == 61
+        ask(web, f"/{name}/append", text="y")
+
+
+def test_a_stream_that_its_client_leaves_gives_the_sequence_back():
+    with visiting(endless()) as (_, web):
+        name = opened(web, "x")
+        body = {"stream": True, "temperature": 0}
+        with web.stream("POST", f"/v1/sequences/{name}/generate", json=body) as answer:
+            next(answer.iter_lines())
+        until(lambda: web.post(f"/v1/sequences/{name}/append", json={"text": "y"}).status_code == 200)
+        assert read(web, name)["text"].startswith("x")
+
+
+def test_sequences_of_an_unloaded_model_are_gone():
+    with visiting(tiny) as (_, web):
+        name = opened(web)
+        assert web.post("/models/unload", json={"model": "mock"}).status_code == 200
+        assert ask(web, f"/{name}/generate", 404)["code"] == "not_found"
+        assert web.get("/v1/sequences").json()["data"] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("", {"prompt": "x", "restore": "y"}, "restore"),
+        ("", {"prompt": "x", "tools": []}, "tools"),
+        ("", {"prompt": 3}, "prompt"),
+        ("", {"prompt": "x", "model": "gone"}, "model"),
+        ("/ID/append", {}, "text"),
+        ("/ID/append", {"text": "x", "tokens": [1]}, "text"),
+        ("/ID/append", {"tokens": [1 << 20]}, "tokens"),
+        ("/ID/replace", {"start": 5, "stop": 3, "text": "x"}, "start"),
+        ("/ID/replace", {"start": 5, "stop": 7, "text": "x", "mode": "quick"}, "mode"),
+        ("/ID/insert", {"at": 500, "text": "x"}, "start"),
+        ("/ID/remove", {"start": 1}, "stop"),
+        ("/ID/score", {"continuations": []}, "continuations"),
+        ("/ID/score", {"continuations": [""]}, "continuations"),
+        ("/ID/fork", {"n": 0}, "n"),
+        ("/ID/fork", {"n": 1000}, "n"),
+        ("/ID/generate", {"n": 17}, "n"),
+        ("/ID/generate", {"grammar": "root ::= "}, "grammar"),
+        ("/ID/generate", {"prompt": "x"}, "prompt"),
+    ],
+)
+def test_wrong_fields_are_named(small, path, body, param):
+    name = opened(small)
+    answer = small.post(f"/v1/sequences{path.replace('ID', name)}", json=body)
+    assert 400 <= answer.status_code < 500, answer.text
+    assert answer.json()["error"]["param"] == param, answer.text
+    assert read(small, name)["text"] == TEXT
