@@ -12,6 +12,8 @@ import PIL.Image
 import PIL.ImageOps
 import pytest
 
+import stretto
+from serving import serving
 from stretto.weights.hub import Store
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -313,6 +315,28 @@ def test_watermark(output_of):
         float(re.search(r"([+-][\d.]+) standard", line)[1]) for line in output_of("watermark.py").splitlines()
     )
     assert abs(plain) < 3 < marked
+
+
+@pytest.fixture
+def a_server(smollm2_path):
+    with serving(
+        lambda entry: stretto.load(smollm2_path, cells=1024), models=(f"smollm2={smollm2_path}",)
+    ) as server:
+        yield server
+
+
+def test_server_best_of(output_of, a_server):
+    lines = output_of("server_best_of.py", a_server.url).splitlines()
+    scores = [float(line.split(" ", 1)[0]) for line in lines]
+    assert len(scores) == 8
+    assert scores == sorted(scores, reverse=True)
+    assert a_server.llm("smollm2").cache.stats().held == 0  # all are closed
+
+
+def test_server_tree(output_of, a_server):
+    *steps, text = output_of("server_tree.py", a_server.url).rstrip("\n").split("\n", 3)
+    assert [step.split(",")[0] for step in steps] == ["3 thoughts", "6 thoughts", "6 thoughts"]
+    assert text.startswith("The old sailor opened the box and")
 
 
 def test_every_example_is_tested():

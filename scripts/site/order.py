@@ -44,6 +44,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "Serve and deploy": (
             "how-to/several-users.md",
+            "how-to/search-over-http.md",
             "how-to/deploy.md",
             "how-to/replicas.md",
             "how-to/size-replicas.md",
@@ -96,6 +97,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         "Server": (
             "reference/endpoints.md",
             "reference/server.md",
+            "reference/server-sequences.md",
             "reference/page.md",
             "reference/replicas.md",
         ),

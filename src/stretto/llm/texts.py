@@ -271,15 +271,16 @@ class Texts:
     @document_options(STREAM)
     def astream_many(
         self,
-        prompts: Seq[str | list[int] | Callable[[], list[int]]],
+        prompts: Seq[str | list[int] | Sequence | Callable[[], list[int]]],
         options: Options | None = None,
         *,
-        n: int = 1,
+        n: int | None = 1,
         **keywords: Unpack[Keywords],
     ) -> AsyncTexts:
         """`n` texts of each prompt, all in the same steps, as lists of (index of the text, token).
 
         A prompt may be a function that makes it: it is called in a thread, where it blocks no event loop.
+        A `Sequence` is continued with `n=None`, which is one text, and forked with a number.
         """
         from stretto.engine.aio import AsyncTexts
 

@@ -468,7 +468,7 @@ async def generate(body: ContinueSequence, request: Request) -> Response:
     state = get_state(request)
     limits = state.settings.limits
     check_at_most("n", body.n, min(limits.n, state.settings.max_running))
-    options = {**plain_options(body), "n": body.n}
+    options = {**plain_options(body), "n": body.n if body.n > 1 else None}  # None: it is continued
     if body.seed is not None:
         options["seed"] = body.seed % (1 << 64)
     if body.top_k == -1:
