@@ -8,7 +8,7 @@ from stretto import Batch, Edit
 from stretto.backends.base import Capabilities
 from stretto.backends.native import NativeBackend
 from stretto.engine import editing
-from stretto.errors import CacheFull, ContextOverflow, InvalidRequest
+from stretto.errors import CacheFull, ContextOverflow, InvalidRequest, Unsupported
 from stretto.llm import LLM
 from stretto.testing import byte_tokenizer, mock_llm
 from tiny_models import tiny_file, tiny_spec
@@ -260,6 +260,20 @@ def test_recurrent_layers_go_back_to_a_checkpoint(mode):
         assert seq.tokens == expected
         assert np.array_equal(seq.logits, row_of(chain(expected), llm.spec.n_vocab))
         check(llm)
+
+
+def test_learned_positions_are_computed_again():
+    name = "gpt2"
+    with LLM(NativeBackend(tiny_file(name), tiny_spec(name, 256), 256, 1), byte_tokenizer()) as llm:
+        tokens = TEXT[: llm.context_length - 1]
+        seq = computed(llm, tokens)
+        found = seq.remove(5, 9, mode="shift")
+        assert (found.mode, found.kept, found.exact) == ("recompute", 5, True)
+        assert "positions are learned" in found.reason
+        assert np.array_equal(seq.logits, fresh_logits(llm, tokens[:5] + tokens[9:]))
+        for change in (lambda: seq.remove(5, 9, close=True), lambda: seq.shift(5, by=1)):
+            with pytest.raises(Unsupported, match="truncate the text"):
+                change()
 
 
 def test_a_backend_that_cannot_rotate_keys_computes_again():

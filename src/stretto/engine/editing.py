@@ -42,6 +42,8 @@ def remove(runner: Runner, track: Track, start: int, stop: int, close: bool, com
         close = False  # no token is behind it
     if close:
         runner.backend.capabilities.require("shift", runner.backend.name)
+        if not uncomputed:
+            runner.require_shift()
         return replace(runner, track, start, stop, [], "shift", compute)
     if stop < track.position and track.n_missing:
         compute(track)  # tokens behind the hole take their positions before it is made
@@ -140,11 +142,8 @@ def _usable_mode(runner: Runner, track: Track, cut: Cut, mode: EditMode) -> tupl
         return mode, ""
     if n_behind <= 0:
         return "recompute", _ONLY_PENDING
-    if runner.slots is not None:
-        kind = runner.slots.kind
-        return "recompute", f"the state of {kind} layers sums up all tokens before it and cannot be moved"
-    if not runner.backend.capabilities.shift:
-        return "recompute", f"the {runner.backend.name} backend cannot rotate keys of this model"
+    if reason := runner.shift_obstacle:
+        return "recompute", reason
     if mode == "heal" and n_behind + track.n_missing <= HEAL_NEXT_TOKENS + HEAL_LAST_TOKENS:
         return "recompute", "so few tokens are behind the edit that healing computes them all"
     return mode, ""

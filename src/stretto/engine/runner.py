@@ -32,7 +32,7 @@ from stretto.engine.metrics import History
 from stretto.engine.pool import CellPool, Match
 from stretto.engine.tokens import REMEDY, checked_tokens
 from stretto.engine.track import Source, Track
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, Unsupported
 from stretto.hardware import fork_safety
 from stretto.weights.mapped import GuardedMap, broken_mappings, check_maps
 
@@ -307,6 +307,17 @@ class Runner(CellPool):
 
     # -- checks --
 
+    @property
+    def shift_obstacle(self) -> str:
+        """Why tokens cannot be moved to other positions; "" if they can."""
+        if self.slots is not None:
+            return f"the state of {self.slots.kind} layers sums up all tokens before it and cannot be moved"
+        if not self.backend.capabilities.shift:
+            return f"the {self.backend.name} backend cannot rotate keys of this model"
+        if self.spec.learned_positions:
+            return "this model's positions are learned: they are in K and V, and cannot be changed there"
+        return ""
+
     def require_shift(self) -> None:
         """Raise `Unsupported` unless tokens can be moved to other positions."""
         self.backend.capabilities.require("shift", self.backend.name)
@@ -314,6 +325,8 @@ class Runner(CellPool):
             raise self.slots.unsupported(
                 "moving tokens to other positions", "truncate the text and append what should follow"
             )
+        if reason := self.shift_obstacle:
+            raise Unsupported(f"{reason}; truncate the text and append what should follow")
 
     def check_tokens(self, tokens: Iterable[int], param: str = "tokens") -> list[int]:
         """The tokens as a list of ids that are in the vocabulary; `param` holds them, for errors."""
