@@ -4,12 +4,12 @@
     python benchmarks/edits.py --answers edits.jsonl --tables      # of what is there
 
 Synthetic conversations of an agent, 1,000 to 3,000 tokens, from a script and a seed: a task, calls of tools
-with long outputs, short answers. One output is replaced by a line, as agents do to save room, in each mode. Then
-the same questions are asked behind each: about a fact before the cut, one behind it, one that an answer behind
-the cut repeats from the removed output, and one that was in the removed output alone, which nobody can know any
-more. KL is that of the next token's distribution, of recomputing to the mode, at the end of the conversation and
-at each token of recomputing's answers. Lines of the answers' file are conversations: a run that was interrupted
-goes on.
+with long outputs, short answers. One output is replaced by a line, as agents do to save room, in each mode.
+Then the same questions are asked behind each: about a fact before the cut, one behind it, one that an answer
+behind the cut repeats from the removed output, and one that was in the removed output alone, which nobody can
+know any more. KL is that of the next token's distribution, of recomputing to the mode, at the end of the
+conversation and at each token of recomputing's answers. Lines of the answers' file are conversations: a run
+that was interrupted goes on.
 """
 
 import argparse
@@ -131,8 +131,8 @@ def make_conversation(seed):
     }
     questions = {
         kind: (
-            f"<|im_start|>user\nOn which port does service {name} listen? Answer with the number alone, or with "
-            "“unknown”.<|im_end|>\n<|im_start|>assistant\n",
+            f"<|im_start|>user\nOn which port does service {name} listen? Answer with the number alone, or "
+            "with “unknown”.<|im_end|>\n<|im_start|>assistant\n",
             value,
         )
         for kind, (name, value) in asked.items()
