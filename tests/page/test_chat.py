@@ -506,6 +506,57 @@ def test_tokens_by_keyboard_alone(greedy):
     expect(greedy.locator(".panel")).to_have_count(0)
 
 
+TOKENS = """() => new Promise(done => {
+    const request = indexedDB.open('stretto', 1);
+    request.onsuccess = () => {
+        const work = request.result.transaction(['messages', 'tokens'], 'readwrite');
+        const top = [{id: 1, text: 'a', logprob: -0.1}];
+        work.objectStore('messages').openCursor().onsuccess = ({target: {result: at}}) => {
+            if (!at) return;
+            const {id, chat, content, role} = at.value;
+            const tokens = [...content].map(text => ({id: 1, text, content: text, logprob: -3, top}));
+            if (role === 'assistant') work.objectStore('tokens').put({id, chat, tokens});
+            at.continue();
+        };
+        work.oncomplete = () => done();
+    };
+})"""
+
+
+def test_only_answers_in_sight_carry_their_tokens(chat):
+    messages = [
+        {
+            "id": str(n),
+            "parent": str(n - 1) if n else None,
+            "created": n,
+            "content": f"{n} and so on.\n\n" * 9,
+        }
+        | ({"role": "assistant", "model": "mock"} if n % 2 else {"role": "user"})
+        for n in range(40)
+    ]
+    text = json.dumps({"format": "stretto.chats.1", "chats": [{"title": "Long", "messages": messages}]})
+    file = {"name": "chats.json", "mimeType": "application/json", "buffer": text.encode()}
+    chat.get_by_label("File to import").set_input_files(file)
+    expect(chat.locator(".list .open", has_text="Long")).to_be_visible()
+    chat.evaluate(TOKENS)
+    chat.locator(".list .open", has_text="Long").click()
+    expect(chat.locator("article")).to_have_count(40)
+    height = prose(chat).bounding_box()["height"]
+    chat.get_by_role("switch", name="Tokens").click()
+    first, last = chat.locator("article.theirs").first, answer(chat)
+    last.locator(".t").first.wait_for()
+    assert prose(chat).bounding_box()["height"] == height
+    assert chat.locator("article:has(.t)").count() < 12
+    assert first.locator(".t").count() == 0
+    expect(first.locator(".prose")).to_have_attribute("tabindex", "0")
+    chat.locator(".scroll").evaluate("box => box.scrollTo(0, 0)")
+    first.locator(".t").first.wait_for()
+    expect(last.locator(".t")).to_have_count(0)
+    chat.get_by_role("switch", name="Tokens").click()
+    expect(chat.locator(".t")).to_have_count(0)
+    assert chat.problems == []
+
+
 def test_settings_reach_the_request_and_stay(chat):
     chat.keyboard.press("Escape")
     chat.locator("#settings").click()

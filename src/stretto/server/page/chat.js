@@ -13,7 +13,7 @@ import {probability} from './tokens.js';
 import {run, runsHere} from './toolbox.js';
 import {Bar, bytes, copyText, number, useLive} from './ui.js';
 
-const NEAR_PIXELS = 48, SAID_MS = 1800, FIRST_MESSAGES = 16;
+const NEAR_PIXELS = 48, SAID_MS = 1800, FIRST_MESSAGES = 16, LIGHT_MS = 40, LIGHT_MARGIN = '200px';
 const EXAMPLES = [
   ['Explain', 'Explain in three sentences why the sky is blue.', 'a short answer that stays on the page'],
   ['Table', 'Compare tea, coffee and water in a small table.', 'tables, lists and formulas are set as such'],
@@ -215,12 +215,33 @@ function rangesOf(list, reasoning, chosen) {
   return Object.assign(ranges, {chosen: all.find(one => one.i === chosen)});
 }
 
+// Only answers near the part that one sees carry their tokens, and one after the other: a long conversation has too many for all.
+const waiting = new Map();
+let lighting = 0;
+function light() {
+  const [[box, act] = []] = waiting;
+  waiting.delete(box);
+  act?.();
+  lighting = waiting.size ? setTimeout(light, LIGHT_MS) : 0;
+}
+function useNear(box, shown) {
+  const [near, set] = useState(false);
+  useEffect(() => {
+    if (!shown) return;
+    const seen = found => { waiting.set(box.current, () => set(found.at(-1).isIntersecting)); lighting ||= setTimeout(light, 0); };
+    const watch = new IntersectionObserver(seen, {root: box.current.closest('.scroll'), rootMargin: LIGHT_MARGIN});
+    watch.observe(box.current);
+    return () => { watch.disconnect(); waiting.delete(box.current); set(false); };
+  }, [shown]);
+  return near;
+}
+
 function Theirs({message, siblings, isLast, results, shown, at, chooseModel}) {
   const [, again] = useState(0), mine = isRunning(message), {reasoning, content, stats, finish, error} = message;
   const live = mine || (!!message.running && Date.now() - message.touched < ABANDONED_MS); // by this tab, or by another
-  const list = shown ? tokensNow(message) : null;
+  const box = useRef(), near = useNear(box, shown), lit = shown && (near || at != null), list = lit ? tokensNow(message) : null;
   useEffect(() => onMessage(message.id, () => again(n => n + 1)), [message.id]);
-  useEffect(() => { if (shown && !list) tokens(message).then(() => again(n => n + 1)); }, [message.id, shown]);
+  useEffect(() => { if (lit && !list) tokens(message).then(() => again(n => n + 1)); }, [message.id, lit]);
   const click = event => { const i = event.target.closest?.('[data-i]')?.dataset.i; if (list && i != null) choose({id: message.id, i: Number(i)}); };
   const move = event => {
     if (!list?.length || event.target !== event.currentTarget) return;
@@ -230,12 +251,12 @@ function Theirs({message, siblings, isLast, results, shown, at, chooseModel}) {
   };
   const thinking = live && !content, busy = runningIn(store.chat);
   const cut = !live && finish && finish !== 'stop' && finish !== 'tool_calls';
-  return html`<article class=${isLast ? 'theirs last' : 'theirs'} aria-label=${`Answer of ${message.model}`} aria-busy=${String(live)}>
+  return html`<article ref=${box} class=${isLast ? 'theirs last' : 'theirs'} aria-label=${`Answer of ${message.model}`} aria-busy=${String(live)}>
     ${reasoning && html`<details class="fold"><summary><span class=${thinking ? 'live' : ''}>${thinking ? 'Reasoning' : 'Reasoned'} for ${
       ((message.reasoned ?? 0) / 1000).toFixed(1)} s</span></summary>
       <div onClick=${click}><${Prose} text=${reasoning} rangesOf=${list && rangesOf(list, true, at)}/></div></details>`}
     ${live && !content && !reasoning && !message.calls && html`<p class="waiting"><span class="live">…</span></p>`}
-    <div class=${`prose${live ? ' live' : ''}${list ? ' lit' : ''}`} ...${list ? {tabindex: 0, role: 'group', 'aria-label': 'Answer, token by token'} : {}}
+    <div class=${`prose${live ? ' live' : ''}${list ? ' lit' : ''}`} ...${shown ? {tabindex: 0, role: 'group', 'aria-label': 'Answer, token by token'} : {}}
       onClick=${click} onKeyDown=${move}>
       <${Prose} text=${content} rangesOf=${list && rangesOf(list, false, at)}/></div>
     ${message.calls && html`<${Calls} ...${{message, results}}/>`}

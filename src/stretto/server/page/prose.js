@@ -177,7 +177,8 @@ function leafOf(source, from, rangesOf) {
 
 // The blocks of a text; those that are as they were keep their nodes, so that a stream draws its last block only.
 export function Prose({text, rangesOf = null}) {
-  const kept = useRef(new Map()), {chosen} = rangesOf ?? {};
+  const kept = useRef(new Map()), plain = useRef({}), {chosen} = rangesOf ?? {};
+  if (!rangesOf && plain.current.text === text) return plain.current.blocks;
   if (text.length > PLAIN_CHARS) return html`<pre class="plain">${harmless(text)}</pre>`;
   const tokens = markdown.parse(text, {}), lines = [0], next = new Map(), blocks = [];
   for (let at = text.indexOf('\n'); at >= 0; at = text.indexOf('\n', at + 1)) lines.push(at + 1);
@@ -192,5 +193,6 @@ export function Prose({text, rangesOf = null}) {
     i = end;
   }
   kept.current = next;
+  plain.current = rangesOf ? {} : {text, blocks};
   return blocks;
 }
