@@ -1,0 +1,250 @@
+"""What agents' requests cost: replayed conversations on `stretto serve` and on llama.cpp's server.
+
+    python benchmarks/agent_traces.py --peer PEER/bin/python [--turns 20] [--tokens 8000] [--agents 3]
+
+Some agents at once (--agents), each with a conversation that grows to --tokens over --turns: a system prompt
+of rules, then in each turn the result of a tool and a short answer. At half and at four fifths of it the
+results of all but the last five turns are cut to a line, as agents do to stay within a context; at a third
+and at two thirds the server is stopped and started again. The answers in the conversations are fixed, so all
+servers get the same requests; each generates --answer tokens.
+
+| server | settings |
+|---|---|
+| stretto | `stretto serve`, with its store on disk in a folder of its own |
+| stretto-memory | the same without the store (`--cache memory`) |
+| llamacpp | llama-server's defaults: four slots, one cache for all, prompts kept in memory |
+| llamacpp-best | a slot for each agent, `--cache-reuse 256`, slots saved before a stop and restored |
+
+Printed are tokens of prompts that were computed, and seconds: all, and for one turn of one agent. PEER has
+xllamacpp. Servers take turns on a machine; give --rounds on one that does other work too.
+"""
+
+import argparse
+import contextlib
+import json
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+MODEL = "qwen2.5-coder-0.5b"
+WORDS = ("path", "file", "line", "error", "test", "value", "list", "index", "name", "type", "check", "read")
+CUT = "[old output removed]"
+KEPT_RESULTS = 5
+SYSTEM_TOKENS = 600
+PEER = """
+import json, sys, time, xllamacpp as x
+path, port, settings = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+params = x.CommonParams()
+params.model.path, params.use_jinja, params.verbosity, params.port = path, True, 0, port
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 2
+for name, value in settings.items():
+    setattr(params, name, value)
+server = x.Server(params)
+print(server.listening_address, flush=True)
+time.sleep(1e6)
+"""
+
+
+# -- conversations --
+
+
+def words(rng, n_tokens):
+    return " ".join(rng.choice(WORDS) + str(rng.randrange(1000)) for _ in range(int(n_tokens / 3.4)))
+
+
+def make_talk(agent, turns, tokens):
+    """The messages of one agent: rules, then for each turn a result and an answer."""
+    rng = random.Random(agent)
+    rules = words(random.Random("rules"), SYSTEM_TOKENS)
+    each = (tokens - SYSTEM_TOKENS) // turns
+    messages = [{"role": "system", "content": f"You work on files with tools. {rules}"}]
+    for turn in range(turns):
+        result = f"Result {turn} of agent {agent}: {words(rng, 0.85 * each)}"
+        messages.append({"role": "user", "content": result})
+        answer = f"I read it. Next I call tool {turn}: {words(rng, 20)}"
+        messages.append({"role": "assistant", "content": answer})
+    return messages
+
+
+def request_of(talk, turn, cuts):
+    """The messages that a turn sends: results before the last cut but a few are one line."""
+    sent = [dict(one) for one in talk[: 2 * turn + 2]]
+    done = [cut for cut in cuts if cut <= turn]
+    n_cut = max(0, done[-1] - KEPT_RESULTS) if done else 0
+    for one in sent[1 : 1 + 2 * n_cut : 2]:
+        one["content"] = CUT
+    return sent
+
+
+# -- servers --
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def post(port, path, body, timeout=1200):
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(asked, timeout=timeout) as answer:
+        return json.loads(answer.read())
+
+
+class Server:
+    """A server that can be stopped and started again."""
+
+    def __init__(self, kind, folder, options):
+        self.kind, self.folder, self.options = kind, folder, options
+        self.process = self.port = None
+
+    def command(self):
+        from stretto.weights import hub
+
+        path, n_cells = str(hub.resolve(MODEL)), self.options.agents * (self.options.tokens + 1024)
+        if self.kind.startswith("stretto"):
+            start = "from stretto.cli import main; main()"
+            cache = ["--cache-dir", str(self.folder)] if self.kind == "stretto" else ["--cache", "memory"]
+            given = ["--port", str(self.port), "--threads", "2", "--cells", str(2 * n_cells), *cache]
+            return [sys.executable, "-c", start, "serve", f"{MODEL}={path}", *given]
+        settings = {"n_parallel": 4, "kv_unified": True, "n_ctx": 32768}
+        if self.kind == "llamacpp-best":
+            settings = {
+                "n_parallel": self.options.agents,
+                "kv_unified": False,
+                "n_ctx": n_cells,
+                "n_cache_reuse": 256,
+                "slot_save_path": f"{self.folder}/",
+            }
+        return [self.options.peer, "-c", PEER, path, str(self.port), json.dumps(settings)]
+
+    def start(self, is_again):
+        self.port = free_port()
+        log = (self.folder / "server.log").open("ab")
+        self.process = subprocess.Popen(self.command(), stdout=log, stderr=log)
+        body = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "Hello"}]}
+        for _ in range(600):
+            time.sleep(0.5)
+            if self.process.poll() is not None:
+                told = (self.folder / "server.log").read_text()[-2000:]
+                raise SystemExit(f"{self.kind} did not start: {told}")
+            with contextlib.suppress(OSError):
+                post(self.port, "/v1/chat/completions", body)
+                break
+        if is_again and self.kind == "llamacpp-best":
+            for slot in range(self.options.agents):
+                post(self.port, f"/slots/{slot}?action=restore", {"filename": f"slot{slot}"})
+
+    def stop(self, is_last):
+        if not is_last and self.kind == "llamacpp-best":
+            for slot in range(self.options.agents):
+                post(self.port, f"/slots/{slot}?action=save", {"filename": f"slot{slot}"})
+        if not is_last and self.kind.startswith("stretto"):
+            time.sleep(6.0)  # within which prompts are on disk
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(60)
+
+    def ask(self, agent, messages, n_answer):
+        """The tokens of the prompt, those computed, and the seconds."""
+        body = {"model": MODEL, "messages": messages, "max_tokens": n_answer, "temperature": 0, "seed": 1}
+        if self.kind == "llamacpp-best":
+            body["id_slot"] = agent
+        begun = time.perf_counter()
+        answer = post(self.port, "/v1/chat/completions", body)
+        seconds = time.perf_counter() - begun
+        return answer["usage"]["prompt_tokens"], answer["timings"]["prompt_n"], seconds
+
+
+def replay(kind, options):
+    """All turns of all agents on one server: figures of each turn."""
+    talks = [make_talk(agent, options.turns, options.tokens) for agent in range(options.agents)]
+    cuts = [options.turns // 2, 4 * options.turns // 5]
+    stops = [options.turns // 3, 2 * options.turns // 3]
+    found = []
+    with tempfile.TemporaryDirectory(prefix="stretto-traces-") as folder:
+        server = Server(kind, Path(folder), options)
+        server.start(False)
+        try:
+            for turn in range(options.turns):
+                if turn in stops:
+                    server.stop(False)
+                    server.start(True)
+                told = [None] * options.agents
+
+                def run(agent, turn=turn, told=told):
+                    sent = request_of(talks[agent], turn, cuts)
+                    told[agent] = server.ask(agent, sent, options.answer)
+
+                threads = [threading.Thread(target=run, args=(agent,)) for agent in range(options.agents)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                if None in told:
+                    raise SystemExit(f"{kind}: turn {turn} got no answer")
+                found += [(turn, *one) for one in told]
+                n_prompt, n_computed, seconds = (sum(column) for column in zip(*told, strict=True))
+                print(
+                    f"{kind:14} turn {turn:2}: {n_prompt:6,} tokens of prompts, {n_computed:6,} computed, "
+                    f"{seconds / options.agents:6.2f} s",
+                    flush=True,
+                )
+        finally:
+            server.stop(True)
+    return found
+
+
+def summary(found):
+    """Sums over the turns of a replay."""
+    seconds = [one[3] for one in found]
+    return {
+        "prompt_tokens": sum(one[1] for one in found),
+        "computed": sum(one[2] for one in found),
+        "seconds": round(sum(seconds), 2),
+        "median_turn": round(statistics.median(seconds), 3),
+        "slowest_turn": round(max(seconds), 2),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--peer", metavar="PYTHON")
+    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--tokens", type=int, default=8000)
+    parser.add_argument("--agents", type=int, default=3)
+    parser.add_argument("--answer", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--only", nargs="*")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    peers = ["llamacpp", "llamacpp-best"] if options.peer else []
+    kinds = options.only or ["stretto", "stretto-memory", *peers]
+    rounds = {kind: [] for kind in kinds}
+    for _ in range(options.rounds):
+        for kind in kinds:
+            rounds[kind].append(summary(replay(kind, options)))
+    head = "| server | tokens of prompts | computed | s, all turns | s a turn, median | slowest |"
+    print(f"\n{head}\n|---|" + "---|" * 5)
+    for kind, runs in rounds.items():
+        row = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+        print(
+            f"| {kind} | {row['prompt_tokens']:,} | {row['computed']:,} | {row['seconds']:.1f} | "
+            f"{row['median_turn']:.2f} | {row['slowest_turn']:.1f} |"
+        )
+    if options.json:
+        options.json.write_text(json.dumps(rounds, indent=1))
+
+
+if __name__ == "__main__":
+    main()
