@@ -49,6 +49,10 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
             "how-to/replicas.md",
             "how-to/size-replicas.md",
             "how-to/integrations.md",
+            "how-to/claude-code.md",
+            "how-to/codex.md",
+            "how-to/opencode.md",
+            "how-to/aider.md",
         ),
         "Test and evaluate": (
             "how-to/test-without-a-model.md",
