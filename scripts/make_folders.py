@@ -201,6 +201,19 @@ DECODERS: dict[str, Callable[[], Any]] = {
     "hy_v3": lambda: t.HYV3ForCausalLM(
         t.HYV3Config(**sizes(**MOE, num_experts=4, num_shared_experts=1, router_scaling_factor=1.6))
     ),
+    "mamba2": lambda: t.Mamba2ForCausalLM(
+        t.Mamba2Config(
+            vocab_size=VOCABULARY,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_heads=4,
+            head_dim=8,
+            n_groups=2,
+            state_size=6,
+            layer_norm_epsilon=2.0**-9,
+            chunk_size=8,
+        )
+    ),
     "phimoe": lambda: t.PhimoeForCausalLM(
         t.PhimoeConfig(
             **{k: v for k, v in sizes(intermediate_size=8).items() if k != "head_dim"},

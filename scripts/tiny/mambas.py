@@ -11,6 +11,8 @@ from transformers import (
     FalconH1ForCausalLM,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
+    Mamba2Config,
+    Mamba2ForCausalLM,
     NemotronHConfig,
     NemotronHForCausalLM,
 )
@@ -349,7 +351,45 @@ def falcon_h1_plain(rng: np.random.Generator) -> Made:
     return falcon(rng, has_norm=False)
 
 
+def mamba2(rng: np.random.Generator) -> Made:
+    """Mamba-2 alone: no attention, no feed-forward."""
+    config = Mamba2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        num_hidden_layers=3,
+        num_heads=HEADS,
+        head_dim=HEAD,
+        n_groups=2,
+        state_size=STATE,
+        conv_kernel=3,
+        layer_norm_epsilon=EPSILON,
+        use_conv_bias=True,
+        chunk_size=16,
+        tie_word_embeddings=True,
+    )
+    model = Mamba2ForCausalLM(config).eval().float()
+    randomize(model, rng, special)
+    whole = {
+        "backbone.embeddings.weight": "token_embd.weight",
+        "backbone.norm_f.weight": "output_norm.weight",
+    }
+    tensors: dict[str, Floats] = {}
+    for name, array in arrays(model).items():
+        if name in whole:
+            tensors[whole[name]] = array
+            continue
+        name = name.replace("backbone.", "model.")
+        if ".mixer." in name:
+            name, array = mamba_tensor(name.replace("mixer", "mamba"), array, groups=2)
+        else:
+            name = gguf_name(name, NAMES)
+        tensors[name] = array
+    keys = metadata(3, 2, 3) | {"attention.head_count": 0, "feed_forward_length": 0}
+    return Made("mamba2", keys, tensors, run(model))
+
+
 CASES: dict[str, Case] = {
+    "mamba2": mamba2,
     "granitehybrid": granitehybrid,
     "granitehybrid-moe": granitehybrid_moe,
     "nemotron_h": nemotron_h,

@@ -15,7 +15,11 @@ from stretto.testing import byte_tokenizer
 from tiny_models import tiny_file, tiny_spec
 
 FOLDER = Path(__file__).parent.parent / "data" / "tiny"
-NAMES = [name for name in ("qwen35", "lfm2", "nemotron_h", "falcon-h1") if (FOLDER / f"{name}.gguf").exists()]
+NAMES = [
+    name
+    for name in ("qwen35", "lfm2", "nemotron_h", "falcon-h1", "mamba2")
+    if (FOLDER / f"{name}.gguf").exists()
+]
 GREEDY = {"temperature": 0, "ignore_eos": True}
 N_CHECKPOINTS = 5
 OPERATIONS = ("make", "make", "append", "append", "step", "fork", "truncate", "close", "generate", "save")

@@ -13,7 +13,17 @@ from stretto.testing import byte_tokenizer
 from tiny_models import tiny_file, tiny_spec
 
 FOLDER = Path(__file__).parent.parent / "data" / "tiny"
-KINDS = ("qwen35", "qwen35moe", "qwen3next", "lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "falcon-h1")
+KINDS = (
+    "qwen35",
+    "qwen35moe",
+    "qwen3next",
+    "lfm2",
+    "lfm2moe",
+    "granitehybrid",
+    "nemotron_h",
+    "falcon-h1",
+    "mamba2",
+)
 NAMES = [name for name in KINDS if (FOLDER / f"{name}.gguf").exists()]
 PROMPT = [7 + i * i % 61 for i in range(75)]
 GREEDY = {"temperature": 0, "ignore_eos": True}

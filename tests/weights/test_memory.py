@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from stretto.weights.formats import Format
 from stretto.weights.gguf import GGUF
-from stretto.weights.memory import LENGTHS, memory
+from stretto.weights.memory import LENGTHS, Memory, memory
 from stretto.weights.writer import Quantized, write_gguf
 
 SHAPE = {
@@ -104,3 +104,8 @@ def test_nothing_in_a_file_makes_it_fail(tmp_path_factory, metadata):
         for kind in ("f16", "q8"):
             nbytes = need.cache_bytes(kind, length)
             assert nbytes is None or nbytes >= 0
+
+
+def test_a_model_without_attention_has_states_and_no_cache():
+    need = Memory({"F32": 32}, 128, (), state_bytes=10)
+    assert [need.cache_bytes(kind, 128) for kind in ("f16", "q8")] == [0, 0]

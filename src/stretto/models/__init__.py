@@ -59,6 +59,7 @@ ARCHITECTURES = {
     "lfm2moe": "lfm2moe",
     "llama": "llama",
     "llama4": "llama4",
+    "mamba2": "mamba2",
     "mellum": "mellum",
     "minicpm": "minicpm",
     "minicpm3": "minicpm:read_latent",

@@ -61,8 +61,8 @@ class Memory:
 
     def cache_bytes(self, kind: str, length: int) -> int | None:
         """The bytes of a cache of `length` cells of type `kind`; None if the model's shape is not known."""
-        if not self.rows:
-            return None
+        if not self.rows:  # a model without attention, or one whose shape is not known
+            return 0 if self.state_bytes else None
         fmt = CACHE_FORMATS[kind]
         # Each row is stored in whole blocks of its own.
         return length * sum(count * -(-numbers // fmt.block) * fmt.size for count, numbers in self.rows)

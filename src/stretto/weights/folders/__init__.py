@@ -97,6 +97,7 @@ KINDS: dict[str, Kind] = {
     "lfm2_moe": Kind("lfm2moe", hybrids.lfm2),
     "llama": Kind("llama", llama.llama),
     "llama4_text": Kind("llama4", experts.llama4),
+    "mamba2": Kind("mamba2", mambas.mamba2, ("backbone.", "model.backbone.", "model.")),
     "mellum": Kind("mellum", experts.mellum),
     "minicpm": Kind("minicpm", llama.minicpm),
     "minicpm3": Kind("minicpm3", latent.minicpm3),

@@ -23,6 +23,7 @@ from stretto.weights.tensor import Op
 GRANITE = {**ATTENTION, **BEFORE, "block_sparse_moe.router.layer": "ffn_gate_inp"}
 NEMOTRON = MODULES["nemotron"]
 FALCON = {**ATTENTION, **MODULES["falcon"]}
+ENDLESS = 1 << 20  # tokens of context, of models that have no limit; as llama.cpp's converter writes it
 LINEAR = ("linear_attention", "mamba")
 
 
@@ -130,6 +131,27 @@ def _nemotron_kinds(conversion: Conversion) -> list[str]:
         raise config.error("layers_block_type", "must name the kind of each layer")
     conversion.config = Fields({**dict(config), "num_hidden_layers": len(kinds)}, config.path, config.prefix)
     return kinds
+
+
+def mamba2(conversion: Conversion) -> None:
+    """Mamba-2 alone."""
+    config, keys = conversion.config, conversion.keys
+    conversion.refuse("use_bias", "biases of projections")
+    hidden, groups = (config.integer(name, least=1) for name in ("hidden_size", "n_groups"))
+    keys |= {
+        "context_length": config.integer("max_position_embeddings", ENDLESS, least=1),
+        "embedding_length": hidden,
+        "block_count": conversion.n_layer,
+        "attention.head_count": 0,
+        "feed_forward_length": 0,
+        "attention.layer_norm_rms_epsilon": config.number("layer_norm_epsilon", 1e-5),
+    }
+    inner = hidden * config.integer("expand", 2, least=1)
+    _mamba_keys(conversion, "conv_kernel", "state_size", groups, inner, "num_heads")
+    take_whole(conversion, {"embeddings": "token_embd", "norm_f": "output_norm", "lm_head": "output"})
+    conversion.take_layers({"norm": "attn_norm"})
+    for i in range(conversion.n_layer):
+        take_mamba(conversion, f"layers.{i}.mixer", f"blk.{i}", groups)
 
 
 def falcon(conversion: Conversion) -> None:
