@@ -177,6 +177,21 @@ def test_inspect_shows_the_states_of_recurrent_layers(stretto, tiny_path):
     assert "gated delta net states" in stretto("inspect", path)[1]
 
 
+def test_inspect_says_what_a_refused_file_lacks(stretto, tmp_path):
+    rows = np.ones((2, 32), np.float32)
+    given = {"token_embd.weight": rows} | {f"blk.{i}.time_mix_key.weight": rows for i in range(3)}
+    write_gguf(tmp_path / "rwkv.gguf", {"general.architecture": "rwkv7"}, given)
+    code, output, _ = stretto("inspect", str(tmp_path / "rwkv.gguf"))
+    assert code == 0
+    assert "missing in layers 0 to 2: RWKV's mixer (WKV) and shifted tokens (time_mix_key)" in output
+    assert "the llamacpp backend would run it" in output
+    document = json.loads(stretto("inspect", str(tmp_path / "rwkv.gguf"), "--json")[1])
+    assert [lack["layers"] for lack in document["missing"]] == [[0, 1, 2]]
+    assert document["llamacpp"]["would_run"] is True
+    whole = json.loads(stretto("inspect", str(FOLDER / "gpt2.gguf"), "--json")[1])
+    assert (whole["missing"], whole["llamacpp"]) == ([], None)
+
+
 def test_inspect_shows_everything(stretto, tiny_path):
     code, output, errors = stretto("inspect", str(tiny_path))
     assert (code, errors) == (0, "")

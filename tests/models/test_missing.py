@@ -1,5 +1,6 @@
 """Files that are no language model, or none that is supported: they say what they are, and what to do."""
 
+import re
 import struct
 
 import numpy as np
@@ -7,9 +8,18 @@ import pytest
 
 from stretto.errors import ModelError
 from stretto.models import ARCHITECTURES, read_spec
-from stretto.models.missing import NEEDS, OTHERS
+from stretto.models.missing import (
+    KNOWN_PARTS,
+    NEEDS,
+    OPERATIONS,
+    OTHERS,
+    UNLIKE,
+    beyond_llama_cpp,
+    list_lacks,
+)
 from stretto.weights.gguf import GGUF
 from stretto.weights.writer import write_gguf
+from tiny_models import ALL, tiny_file
 
 WEIGHTS = {"some.weight": np.ones((2, 32), np.float32)}
 LLAMA = {"general.architecture": "llama"}
@@ -83,3 +93,43 @@ def test_an_unknown_architecture_names_itself_and_those_that_are_supported(tmp_p
 def test_no_supported_architecture_is_taken_for_another_kind():
     assert not OTHERS.keys() & ARCHITECTURES.keys()
     assert not OTHERS.keys() & NEEDS.keys()
+
+
+def tensors(*parts, layers=(0, 1, 2, 5)):
+    return {f"blk.{i}.{part}.weight": np.ones((2, 32), np.float32) for i in layers for part in parts}
+
+
+def test_a_refused_file_says_which_layers_need_which_operation(tmp_path):
+    path = tmp_path / "jamba.gguf"
+    ends = {"token_embd.weight": np.ones((2, 32), np.float32)}
+    given = ends | tensors("attn_q", "ffn_up.3", layers=(3, 4)) | tensors("ssm_x", "ssm_dt_norm", "ssm_in")
+    write_gguf(path, {"general.architecture": "jamba"}, given)
+    with GGUF(path) as file:
+        words = "the selective scan of Mamba's first version (ssm_dt_norm, ssm_x)"
+        assert [str(lack) for lack in list_lacks(file)] == [f"layers 0 to 2, 5: {words}"]
+        assert beyond_llama_cpp(file) == ""
+
+
+def test_parts_that_nothing_names_are_listed_as_such(tmp_path):
+    path = tmp_path / "new.gguf"
+    given = tensors("attn_swirl", layers=(7,)) | {"enc.blk.0.attn_q.weight": np.ones((2, 32), np.float32)}
+    write_gguf(path, {"general.architecture": "swirl"}, given)
+    with GGUF(path) as file:
+        assert [str(lack) for lack in list_lacks(file)] == [
+            "layer 7: tensors that no supported architecture has (attn_swirl)",
+            "layer 0: an encoder beside the decoder (enc.blk)",
+        ]
+        assert beyond_llama_cpp(file) == "llama.cpp has no architecture 'swirl' that this version knows of"
+
+
+def test_models_that_llama_cpp_does_not_continue_say_why(tmp_path):
+    write_gguf(tmp_path / "dream.gguf", {"general.architecture": "dream"}, WEIGHTS)
+    with GGUF(tmp_path / "dream.gguf") as file:
+        assert "diffusion" in beyond_llama_cpp(file)
+    assert set(UNLIKE) <= set(NEEDS)
+
+
+def test_no_part_of_a_supported_model_is_missing():
+    for name in ALL:
+        assert list_lacks(tiny_file(name)) == []
+    assert not any(re.fullmatch(pattern, part) for pattern in OPERATIONS for part in KNOWN_PARTS)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stretto.models import ModelSpec
+    from stretto.models.missing import Lack
     from stretto.weights.gguf import GGUF
     from stretto.weights.memory import Memory
     from stretto.weights.metadata import Value
@@ -92,6 +93,8 @@ def _document(file: GGUF) -> dict[str, Any]:
         ],
         "model": None if spec is None else _model(spec, need),
         "problem": problem,
+        "missing": [vars(lack) for lack in _lacks(file, problem)],
+        "llamacpp": None if problem is None else _by_llama_cpp(file),
         "memory": {
             "weights": need.weight_bytes,
             "weights_packed": need.packed_bytes,
@@ -117,6 +120,29 @@ def _spec(file: GGUF) -> tuple[ModelSpec | None, str | None]:
         return read_spec(file), None
     except ModelError as error:
         return None, f"cannot be loaded: {error}"
+
+
+def _lacks(file: GGUF, problem: str | None) -> list[Lack]:
+    """The operations that are missing in a file that cannot be loaded."""
+    from stretto.models.missing import list_lacks
+
+    return [] if problem is None else list_lacks(file)
+
+
+def _by_llama_cpp(file: GGUF) -> dict[str, Any]:
+    """Whether the llamacpp backend would run a refused file, and why not, or what it needs."""
+    from stretto.loading.choose import would_llama_cpp_run
+
+    would_run, reason = would_llama_cpp_run(file)
+    return {"would_run": would_run, "reason": reason}
+
+
+def _problem_words(file: GGUF, problem: str) -> list[str]:
+    """Why a file cannot be loaded, what is missing, and what would run it."""
+    words = [problem, *(f"missing in {lack}" for lack in _lacks(file, problem))]
+    by = _by_llama_cpp(file)
+    answer = {True: "would run it", False: "would not run it", None: "may run it"}[by["would_run"]]
+    return [*words, f"the llamacpp backend {answer}" + (f": {by['reason']}" if by["reason"] else "")]
 
 
 def _need(file: GGUF, spec: ModelSpec | None) -> Memory:
@@ -165,7 +191,8 @@ def _show(file: GGUF, tensors: bool, shown: str = "") -> None:
         screen.print(clean(place), style="dim", soft_wrap=True)
     spec, problem = _spec(file)
     need = _need(file, spec)
-    for line in _words(spec, need) if spec is not None else filter(None, [problem]):
+    words = _words(spec, need) if spec is not None else _problem_words(file, problem) if problem else []
+    for line in words:
         screen.print(clean(line), soft_wrap=True)
 
     keys = table("key", "type", "value")

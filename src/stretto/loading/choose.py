@@ -25,6 +25,8 @@ from stretto.errors import InvalidRequest, ModelError, Unsupported, UnsupportedM
 from stretto.hardware import cpu_name, total_memory
 from stretto.loading.describe import Description, Kind, OnnxDescription, describe_file
 from stretto.loading.probe import TEXT, Figures, Probe, Sample, distance, measure, recall, remember
+from stretto.models import ARCHITECTURES
+from stretto.models.missing import beyond_llama_cpp
 from stretto.models.spec import ModelSpec
 from stretto.models.summary import model_memory
 from stretto.options.loading import GPU_CACHE_TYPES, LoadOptions
@@ -516,3 +518,15 @@ def none_can(candidates: Sequence[Candidate]) -> Unsupported:
     others = [each.name for each in candidates if not (each.asked or each.refusal or each.tier == ORACLE)]
     remedy = f"; {others[0]} can: leave backend and device out" if others else ""
     return Unsupported(f"no backend can run this model here: {reasons}{remedy}", param="backend")
+
+
+def would_llama_cpp_run(file: GGUF) -> tuple[bool | None, str]:
+    """Whether the llamacpp backend would run a file that is refused, and why not, or what it needs here.
+
+    None: nobody knows, because the file is not as its architecture says.
+    """
+    if file.metadata.get("general.architecture") in ARCHITECTURES:
+        return None, "the file is not as its architecture says; llama.cpp may refuse it, too"
+    if reason := beyond_llama_cpp(file):
+        return False, reason
+    return True, registry.choose("llamacpp", "cpu")[0].missing("cpu")

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from stretto.errors import ModelError, UnsupportedModel
@@ -54,6 +56,76 @@ def unknown_architecture(file: GGUF, name: str, supported: Iterable[str]) -> Uns
         path=file.path,
         field=ARCHITECTURE,
     )
+
+
+# What a refused file has that nothing here computes, by its tensors.
+
+KNOWN_PARTS = frozenset(_DATA["parts"].split())  # of the names of layers' tensors, that some architecture has
+OPERATIONS = {pattern: what for what, several in _DATA["operations"].items() for pattern in several.split()}
+UNLIKE = _by_name(_DATA["unlike"])  # models that llama.cpp runs with programs of their own only
+_PART = re.compile(r"(enc\.|dec\.)?blk\.(\d+)\.(.+?)(?:\.\d+)?(?:\.(?:weight|bias|scale))?")
+
+
+@dataclass(frozen=True)
+class Lack:
+    """An operation that is missing, the layers that have it, and those of their tensors that tell."""
+
+    operation: str
+    layers: tuple[int, ...]
+    tensors: tuple[str, ...]
+
+    def __str__(self) -> str:
+        layers = f"layers {_ranges(self.layers)}" if len(self.layers) > 1 else f"layer {self.layers[0]}"
+        return f"{layers}: {self.operation} ({', '.join(self.tensors)})"
+
+
+def list_lacks(file: GGUF) -> list[Lack]:
+    """The operations of a file's layers that no supported architecture has, as far as its tensors show them.
+
+    Empty where only a reader of the metadata is missing, or a number in it.
+    """
+    found: dict[str, tuple[set[int], set[str]]] = {}
+    for name in file.tensors:
+        match = _PART.fullmatch(name)
+        if match is None:
+            continue
+        stack, layer, part = match.groups()
+        if stack:
+            operation, part = "an encoder beside the decoder", f"{stack}blk"
+        elif part in KNOWN_PARTS or part.split(".")[0] in KNOWN_PARTS:
+            continue
+        else:
+            fits = (what for pattern, what in OPERATIONS.items() if re.fullmatch(pattern, part))
+            operation = next(fits, "tensors that no supported architecture has")
+        layers, parts = found.setdefault(operation, (set(), set()))
+        layers.add(int(layer))
+        parts.add(part)
+    return [Lack(what, tuple(sorted(at)), tuple(sorted(parts))) for what, (at, parts) in found.items()]
+
+
+def _ranges(numbers: tuple[int, ...]) -> str:
+    """Sorted numbers with their runs joined.
+
+    >>> _ranges((0, 1, 2, 5))
+    '0 to 2, 5'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in runs)
+
+
+def beyond_llama_cpp(file: GGUF) -> str:
+    """Why llama.cpp would not run a refused file either; "" if it would, by what it had in 2026."""
+    name = file.metadata.get(ARCHITECTURE)
+    if not isinstance(name, str) or name in OTHERS or not file.tensors:
+        return "it is no language model"
+    if name in UNLIKE:
+        return UNLIKE[name]
+    return "" if name in NEEDS else f"llama.cpp has no architecture {name!r} that this version knows of"
 
 
 def _error(file: GGUF, what: str, field: str, lead: str = "this is ") -> ModelError:
