@@ -52,7 +52,10 @@ class KeyUse:
             return
         computed = max(0, summary.prompt_tokens - summary.cached_tokens)
         self.tokens.update(prompt=computed, cached=summary.cached_tokens, generated=summary.tokens)
-        self._minute.append((int(self._clock()), computed + summary.tokens))
+        second, n = int(self._clock()), computed + summary.tokens
+        if self._minute and self._minute[-1][0] == second:  # one entry a second
+            n += self._minute.pop()[1]
+        self._minute.append((second, n))
         self.used()
 
     def used(self) -> int:
