@@ -1,7 +1,9 @@
 """Prefixes on disk: a new model finds what an earlier one computed, and goes on with the same bits."""
 
+import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -327,3 +329,60 @@ def test_models_with_recurrent_layers_have_the_same_bits_after_a_restart(folder,
 
 def spec_vocabulary(name):
     return tiny_spec(name).n_vocab
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_operations_have_the_bits_of_computing(folder, seed):
+    chance = random.Random(seed)
+    stems = [chance.choices(range(96), k=200) for _ in range(3)]
+    size = 64 * 700  # of some blocks: they are evicted too
+
+    def prompt():
+        stem = chance.choice(stems)
+        return stem[: chance.choice((70, 130, 200))] + chance.choices(range(96), k=chance.randrange(1, 80))
+
+    def made():
+        return keep(tiny_llm(cells=400), folder, max_bytes=10 * size)
+
+    llm = made()
+    with tiny_llm(cells=400) as plain:
+        for _ in range(40):
+            operation = chance.choice(("prompt", "prompt", "several", "restart", "clear", "damage", "remove"))
+            paths = [path for path in sorted(folder.glob("*/*")) if len(path.name) == 64]
+            if operation == "prompt":
+                text = prompt()
+                plain.cache.clear()
+                with llm.sequence(text) as mine, plain.sequence(text) as wanted:
+                    assert (mine.logits == wanted.logits).all()
+            elif operation == "several":
+                texts = [prompt() for _ in range(3)]
+                found = llm.generate(texts, cache_salt=chance.choice((None, "a")), **GREEDY)
+                wanted = plain.generate(texts, **GREEDY)
+                assert [one.tokens for one in found] == [one.tokens for one in wanted]
+            elif operation == "restart":
+                llm.close()
+                llm = made()
+            elif operation == "clear":
+                llm.cache.clear()
+            elif paths:
+                path = chance.choice(paths)
+                data = bytearray(path.read_bytes())
+                data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+                if operation == "damage":
+                    path.write_bytes(data)
+                else:
+                    path.unlink()
+            llm.cells.check()
+    llm.close()
+    assert DiskStore(folder).usage().nbytes <= 10 * size
+
+
+def test_many_threads_beside_the_writer(folder):
+    texts = [[*TOKENS[: 70 + 10 * (i % 4)], i] for i in range(24)]
+    with tiny_llm(cells=2048) as plain:
+        wanted = [plain.generate(text, **GREEDY).tokens for text in texts]
+    for _ in range(2):
+        with keep(tiny_llm(cells=300), folder) as llm, ThreadPoolExecutor(6) as pool:
+            found = list(pool.map(lambda text, llm=llm: llm.generate(text, **GREEDY).tokens, texts))
+            llm.cells.check()
+        assert found == wanted
