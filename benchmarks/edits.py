@@ -30,10 +30,11 @@ MARK = "[output removed to save room]"
 # "heal" with other numbers of tokens next to the cut and at the end; the library's are the first.
 HEALS = {
     "heal": (32, 64),
+    "heal 16+0": (16, 0),
     "heal 32+0": (32, 0),
+    "heal 128+0": (128, 0),
     "heal 0+64": (0, 64),
     "heal 0+256": (0, 256),
-    "heal 128+256": (128, 256),
 }
 WORDS = (
     *(

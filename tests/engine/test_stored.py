@@ -331,6 +331,20 @@ def spec_vocabulary(name):
     return tiny_spec(name).n_vocab
 
 
+@pytest.mark.parametrize(("mode", "n_stored"), [("recompute", 256), ("shift", 0), ("heal", 0)])
+def test_an_approximate_edit_is_not_stored(folder, mode, n_stored):
+    with keep(tiny_llm(), folder) as first, first.sequence(TOKENS) as sequence:
+        sequence.logits  # noqa: B018
+        assert sequence.remove(20, 30, mode=mode).mode == mode
+        sequence.logits  # noqa: B018
+        tokens = sequence.tokens
+    with tiny_llm() as plain:
+        expected = plain.generate(tokens, **GREEDY)
+    with keep(tiny_llm(), folder) as second:
+        result = second.generate(tokens, **GREEDY)
+        assert (result.usage.cached_tokens, result.tokens) == (n_stored, expected.tokens)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_random_operations_have_the_bits_of_computing(folder, seed):
     chance = random.Random(seed)

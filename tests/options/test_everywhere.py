@@ -46,7 +46,7 @@ LACKS = {  # fields that a protocol does not have, or has in a form of its own
     "ParallelRequest": "top_k top_p min_p repetition_penalty presence_penalty frequency_penalty repeat_guard "
     "min_tokens",
 }
-GENERATING = {*LACKS, "CompletionRequest", "ChatRequest"}
+GENERATING = {*LACKS, "CompletionRequest", "ChatRequest", "ContinueSequence"}
 
 
 def commands(command):

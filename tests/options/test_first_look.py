@@ -93,6 +93,7 @@ def test_tab_completion_of_a_sequence_has_no_internals(hidden):
 def test_tab_completion_of_a_sequence_shows_what_users_use():
     names = {name for name in dir(mock_llm("Hi").sequence("abc")) if not name.startswith("_")}
     reading = {"id", "tokens", "text", "positions", "position", "closed", "adapter", "history", "random"}
-    numbers = {"n_pending", "n_prompt", "n_cached"}
+    numbers = {"n_pending", "n_prompt", "n_cached", "edit_mode"}
     moving = {"logits", "sample", "step", "append", "fork", "truncate", "remove", "shift", "clear"}
-    assert names == reading | numbers | moving | {"save", "close"}
+    editing = {"replace", "insert"}
+    assert names == reading | numbers | moving | editing | {"save", "close"}

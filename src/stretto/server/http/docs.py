@@ -243,6 +243,8 @@ PATH_PARAMETERS = {  # by how the path begins
     "/v1/batches/": "Id of the batch.",
     "/v1/files/": "Id of the file.",
     "/v1/responses/": "Id of the response.",
+    "/v1/sequences/saved/": "Name of the saved sequence.",
+    "/v1/sequences/": "Id of the open sequence.",
     "/slots/": "Number of the slot, as id_slot of a request.",
     "/stretto/pins/": "Name of the pin.",
     "/stretto/requests/": "The request's x-request-id.",

@@ -78,7 +78,7 @@ def in_path(name: str, description: str) -> dict[str, Any]:
     return {"parameters": [found]}
 
 
-BY_ID = in_path("sequence_id", "Id of an open sequence.")
+BY_ID = in_path("sequence_id", "Id of the open sequence.")
 
 
 # -- bodies --
