@@ -259,6 +259,24 @@ def test_a_reload_behind_a_lost_connection_reads_the_same_answer_on(new_page, lo
         until(lambda: not server.state.generations)
 
 
+def test_an_answer_whose_connection_alone_was_lost_is_read_on(new_page, loaded):
+    with loaded(endless()) as server:
+        page = new_page(f"{server.url}/#chat", script=LOSES)
+        send(page, done=False)
+        expect(prose(page)).to_contain_text("abcdefghijklm")
+        page.evaluate("lose()")
+        alert = answer(page).get_by_role("alert")
+        expect(alert).to_have_text("the connection was lost")
+        expect(alert).to_have_count(0)  # without a reload, by itself
+        (running,) = server.state.generations
+        n = len(prose(page).inner_text())
+        until(lambda: len(prose(page).inner_text()) > n + 20)
+        assert server.state.generations == {running}
+        assert prose(page).inner_text() in ALPHABET
+        page.get_by_role("button", name="Stop").click()
+        until(lambda: not server.state.generations)
+
+
 def test_a_reload_behind_the_answers_end_gets_the_rest(new_page, loaded):
     says = ALPHABET[:400]
     with loaded(mock(says, 0.005)) as server:
@@ -420,6 +438,8 @@ def test_a_phone_has_a_drawer(new_page, loaded, shot, axe):
         expect(page.locator("#side")).to_be_focused()
         page.evaluate("Promise.all(document.getAnimations().map(one => one.finished)).then(() => true)")
         assert axe(page) == []
+        page.get_by_role("button", name="Colours: auto").tap()
+        expect(page.locator("html")).to_have_attribute("data-theme", "light")
         page.get_by_role("link", name="Load").tap()
         expect(page).to_have_title("Load · Stretto")
 

@@ -12,7 +12,8 @@ export const ABANDONED_MS = 5000; // since its tab has written it
 const KEPT_MS = 60000; // by the server, without a reader
 const ALTERNATIVES = 8, SAVE_MS = 300, TOOL_ROUNDS = 8;
 const ENDS = ['timeout', 'repetition']; // told as "length"
-const CUT = ['unreachable', 'shutting_down'];
+const CUT = ['unreachable', 'shutting_down', 'replica_lost'];
+const AGAIN_MS = 3000; // before a stream that was cut, alone of its page's connections, is asked for again
 const GONE = ['not_found', 'events_gone', 'invalid_value']; // the server does not have the stream any more
 const running = new Map(), frames = new Map(); // by messages' ids: aborts, and what draws them
 const said = new Map(); // tokens of messages, once they were wanted
@@ -34,12 +35,13 @@ export function stop(message) {
 
 // What the server's end or a phone's sleep has cut goes on when the server is there again.
 const lost = new Set();
-live.subscribe((state, event) => {
-  if (event || !state.connected) return;
+function goOn() {
+  if (!live.state.connected) return;
   const all = [...lost];
   lost.clear();
   for (const message of all) if (message.finish === 'failed' && !isRunning(message)) write(message);
-});
+}
+live.subscribe((state, event) => { if (!event) goOn(); });
 
 // fn() is called once a frame while a message is being written.
 export function onMessage(id, fn) {
@@ -105,7 +107,7 @@ export async function write(message, restOnly = false) {
   const mine = {message, abort: new AbortController()};
   running.set(message.id, mine);
   const list = await tokens(message), reasoned = message.reasoned ?? 0;
-  let saved = 0, thinking = null, last = performance.now();
+  let saved = 0, thinking = null, last = performance.now(), has = false;
   hold(message);
   Object.assign(message, {running: tab, error: null, param: null, finish: null});
   const keep = () => {
@@ -119,6 +121,7 @@ export async function write(message, restOnly = false) {
     keep();
     for await (const chunk of chunksOf(message, list, mine.abort.signal, restOnly)) {
       const at = performance.now();
+      has = true;
       for (const choice of chunk.choices) {
         const token = tokenOf(choice), delta = choice.delta ?? {};
         if (token) list.push({...token, ms: at - last});
@@ -145,7 +148,10 @@ export async function write(message, restOnly = false) {
     else if (error.code === 'already_ended') message.finish = 'stop';
     else Object.assign(message, {finish: 'failed', error: error.message, param: error.param ?? null});
     if (error.code === 'taken_over') return leave(message);
-    if (CUT.includes(error.code)) lost.add(message);
+    if (CUT.includes(error.code)) {
+      lost.add(message);
+      if (has) setTimeout(goOn, AGAIN_MS); // one that gets nothing is not asked for again and again
+    }
   }
   running.delete(message.id);
   release(message);

@@ -2,8 +2,7 @@
 import {html, render, useCallback, useEffect, useErrorBoundary, useRef, useState} from './vendor/preact.js';
 import {get, key} from './api.js';
 import {live} from './live.js';
-import {Act} from './icons.js';
-import {Field, Model, number, useLive} from './ui.js';
+import {Field, Model, Theme, number, useLive} from './ui.js';
 
 const VIEWS = {chat: 'Chat', play: 'Play', cells: 'Cells', parallel: 'Parallel', models: 'Models', load: 'Load', compare: 'Compare'};
 const ABOUT = {
@@ -54,20 +53,6 @@ function App() {
     <main id="main" tabindex="-1" class=${view === 'chat' ? 'chatting' : null}>${view in ABOUT && html`<p class="about">${ABOUT[view]}</p>`}
       ${(list || !error) && html`<${View} key=${view} name=${view} ...${props}/>`}</main>
     <${KeyDialog} onKey=${enter}/><//>`;
-}
-
-const THEMES = ['auto', 'light', 'dark'], themed = () => localStorage.getItem('stretto.theme') ?? 'auto';
-const paint = theme => { document.documentElement.dataset.theme = theme; };
-paint(themed());
-function Theme() {
-  const [theme, set] = useState(themed());
-  const next = () => {
-    const to = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
-    localStorage.setItem('stretto.theme', to);
-    paint(to);
-    set(to);
-  };
-  return html`<${Act} icon="theme" label=${`Colours: ${theme}`} onClick=${next}/>`;
 }
 
 function Now() { // the live line

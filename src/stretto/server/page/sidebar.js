@@ -2,6 +2,7 @@
 import {html, useEffect, useRef, useState} from './vendor/preact.js';
 import {bringIn, edit, exported, forget, markdownOf, store} from './chats.js';
 import {Act, Icon} from './icons.js';
+import {Theme} from './ui.js';
 
 const DAY = 86_400_000;
 function ageOf(time) {
@@ -20,7 +21,7 @@ export function Sidebar({views, go, fresh, focus, say}) {
         value=${query} onInput=${event => search(event.target.value)}/></label>
       <${Act} icon="plus" label="New chat" onClick=${fresh}/></div>
     <div class="views">${Object.entries(views).map(([id, name]) => html`<a key=${id} href=${`#${id}`}
-      aria-current=${id === 'chat' ? 'page' : null}>${name}</a>`)}</div>
+      aria-current=${id === 'chat' ? 'page' : null}>${name}</a>`)}<${Theme}/></div>
     <div class="list">${names.map(name => html`<h2 key=${name}>${name}</h2><ul>${groups.get(name).map(chat => html`
         <li key=${chat.id}>${renaming === chat.id ? html`<${Rename} chat=${chat} end=${() => rename(null)}/>` : html`
           <button type="button" class="open" aria-current=${chat.id === store.chat?.id ? 'true' : null} title=${chat.title}

@@ -1,5 +1,6 @@
 // Small parts that several views use. Text of models and files is only ever a text node.
 import {html, createContext, useContext, useEffect, useRef, useState} from './vendor/preact.js';
+import {Act} from './icons.js';
 import {live} from './live.js';
 
 export const percent = p => `${(100 * p).toFixed(p >= .0995 ? 0 : p >= .00095 ? 1 : 2)} %`;
@@ -81,4 +82,18 @@ function copyByHand(text) { // where the page has come without TLS, browsers hav
   area.remove();
   before?.focus();
   return copied;
+}
+
+const THEMES = ['auto', 'light', 'dark'], themed = () => localStorage.getItem('stretto.theme') ?? 'auto';
+const paint = theme => { document.documentElement.dataset.theme = theme; };
+paint(themed());
+export function Theme() {
+  const [theme, set] = useState(themed());
+  const next = () => {
+    const to = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+    localStorage.setItem('stretto.theme', to);
+    paint(to);
+    set(to);
+  };
+  return html`<${Act} icon="theme" label=${`Colours: ${theme}`} onClick=${next}/>`;
 }
