@@ -156,3 +156,23 @@ def test_edits_that_are_not_known_are_refused():
             refused = web.post("/v1/messages", json={**body, "context_management": {"edits": [edit]}})
             assert refused.status_code == 400
             assert told in refused.json()["error"]["message"]
+
+
+def test_an_operator_may_have_cached_cells_edited():
+    options = {"context_length": 16384, "cells": 65536}
+    edits = [{"type": "clear_tool_uses_20250919", "trigger": amount("tool_uses", 5)}]
+    body = {"model": "mock", "max_tokens": 4, "tools": TOOLS, "messages": talk(5, size=1000)}
+    longer = {**body, "messages": talk(6, size=1000), "context_management": {"edits": edits}}
+    used = {}
+    for mode in ("recompute", "shift"):
+        with visiting(mock(**options), defaults={"edits": mode}) as (_, web):
+            assert "edit_mode" not in web.post("/v1/messages", json=body).json()["usage"]
+            answer = web.post("/v1/messages", json=longer).json()
+            assert answer["context_management"]["applied_edits"]
+            used[mode] = answer["usage"]
+            refused = web.post("/v1/completions", json={"model": "mock", "prompt": "Hi", "edits": "shift"})
+            assert refused.status_code == 400
+    assert "edit_mode" not in used["recompute"]
+    assert used["shift"]["edit_mode"] == "shift"
+    saved = used["shift"]["cache_read_input_tokens"] - used["recompute"]["cache_read_input_tokens"]
+    assert saved > 1900  # two results that stay, of 1,000 tokens

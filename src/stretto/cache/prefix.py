@@ -38,6 +38,12 @@ class Domain(NamedTuple):
     adapter: str | None = None  # that K/V were computed with
     salt: str | None = None  # `cache_salt` of a request
     private: int = 0  # id of a sequence that shares with its forks alone
+    is_edited: bool = False  # K/V may be those of a text that was edited in place
+
+    @property
+    def is_common(self) -> bool:
+        """Whether any prompt of its salt and adapter may share its cells."""
+        return not (self.private or self.is_edited)
 
 
 COMMON = Domain()  # of everything that has no salt

@@ -72,7 +72,7 @@ def new_text(engine: Engine, prompt: Prompt, params: RequestParams) -> Request[P
                 track.running = False
                 raise
     check_prompt(engine, len(prompt), params)
-    track = engine.runner.new_track(prompt, RandomStream(params.seed), params.cache_salt)
+    track = engine.runner.new_track(prompt, RandomStream(params.seed), params.cache_salt, params.edits)
     return _text_request(engine, track, params)
 
 
@@ -92,7 +92,7 @@ def new_branches(engine: Engine, prompt: Prompt, params: RequestParams, how: Bra
             first = engine.runner.fork(track, RandomStream(seed, track.random.index, track.random.draws))
     else:
         check_prompt(engine, len(prompt), params)
-        first = engine.runner.new_track(prompt, RandomStream(seed), params.cache_salt)
+        first = engine.runner.new_track(prompt, RandomStream(seed), params.cache_salt, params.edits)
     try:
         return Branches(_branch_requests(engine, first, params, how, seed), how)
     except BaseException:

@@ -21,6 +21,7 @@ from stretto.backends.base import Backend
 from stretto.cache.cells import Cells
 from stretto.cache.disk import DiskStore
 from stretto.engine.decoders.passes import LogitsPass
+from stretto.engine.edited import reuse_edited
 from stretto.engine.encoding import Encoding
 from stretto.engine.limits import Limits
 from stretto.engine.metrics import Metrics, StepLog
@@ -143,6 +144,14 @@ class Engine:
             for track in tracks:
                 self.stored.load(track)
 
+    def _reuse_edited(self, tracks: Iterable[Track]) -> None:
+        """Give tracks that allow it the cells of cached texts that theirs are edits of."""
+        for track in tracks:
+            if track.edits != "recompute":
+                with self._arrived():
+                    self.runner.check_open()
+                    reuse_edited(self.runner, track, lambda branch: self.compute([branch]))
+
     # -- requests --
 
     def add(self, *requests: AnyRequest) -> None:
@@ -152,6 +161,9 @@ class Engine:
                 one for request in requests if request.decoder.reuses_prefix for one in request.sources
             ]
             self._load_stored(source.track for source in sources)
+        for request in requests:
+            if request.decoder.reuses_prefix:
+                self._reuse_edited(source.track for source in request.sources)
         with self.arrivals.arriving(), self.lock:
             self.runner.check_open()
             self.scheduler.add(requests)

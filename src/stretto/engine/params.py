@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stretto.engine.adapters import Parts, adapter_parts
 from stretto.engine.repeats import RepeatGuard
-from stretto.engine.types import Token
+from stretto.engine.types import EditMode, Token
 from stretto.errors import InvalidRequest, wrong_value
 from stretto.hooks import NativeHook
 from stretto.options.documenting import document_options
@@ -73,6 +73,7 @@ class RequestParams:
     priority: int = 0
     overflow: Literal["error", "shift"] = "error"
     keep: int = 0
+    edits: EditMode = "recompute"
     draft: Drafter | None = None
     draft_branches: int = 1
     reasoning: bool = False

@@ -87,7 +87,7 @@ class ParkedSequences:
             }
 
             def shared(number: int, tokens: tuple[object, ...], domain: Domain) -> list[Held]:
-                if domain.private or (domain.adapter is not None and domain.adapter not in names):
+                if not domain.is_common or (domain.adapter is not None and domain.adapter not in names):
                     return []
                 adapter = None if domain.adapter is None else names[domain.adapter]
                 return [Held(number, tokens, domain.salt, adapter)]
@@ -154,7 +154,7 @@ class ParkedSequences:
             n_free = runner.cells.n_free
             for entry in list(runner.prefixes.entries()):
                 n = min(len(entry.items), len(text))
-                is_same = entry.domain == domain and entry.items[:n] == text[:n]
+                is_same = entry.domain._replace(is_edited=False) == domain and entry.items[:n] == text[:n]
                 if is_same and not entry.pins:
                     if stored is not None:
                         stored.forget(entry.items, domain)

@@ -21,6 +21,7 @@ from stretto.cache.radix import common
 from stretto.cache.slots import Slots
 from stretto.engine.metrics import Metrics
 from stretto.engine.track import Checkpoints, Track
+from stretto.engine.types import EditMode
 from stretto.errors import CacheFull
 from stretto.hardware import fork_safety
 from stretto.sampling.rng import RandomStream
@@ -138,12 +139,19 @@ class CellPool:
         """An id that no sequence has had."""
         return next(self._ids)
 
-    def new_track(self, tokens: list[int], random: RandomStream, salt: str | None = None) -> Track:
+    def new_track(
+        self,
+        tokens: list[int],
+        random: RandomStream,
+        salt: str | None = None,
+        edits: EditMode = "recompute",
+    ) -> Track:
         """A track with checked tokens, none of them computed yet; it shares cells with those of its salt.
 
         It waits for no lock, so that requests are made while another thread steps.
         """
         track = self._bare_track(random)
+        track.edits = edits
         if salt:
             track.domain = Domain(salt=salt)
         track.extend(tokens)
@@ -194,7 +202,8 @@ class CellPool:
         track.end_draft()
         self.park(track.id, track.cache_key, track.exact, keep_id=True)
         track.preempted = track.running
-        track.resume = track.logits = track.exact = None
+        track.resume = track.logits = None
+        track.exact = 0 if track.domain.is_edited else None
         track.step_tokens = 1
 
     def rollback(self, track: Track, n_tokens: int) -> None:
@@ -248,9 +257,7 @@ class CellPool:
             if match.parked:
                 self.prefixes.touch(match.source)
             self.cells.copy(match.source, track.id, 0, n)
-            self.prefixes.hits += 1
-            self.prefixes.tokens_saved += n
-            self.metrics.cached_tokens += n
+            self._count_hit(n)
         if track.checkpoints is not None:
             track.checkpoints.want(match.n_common)  # others may part from it there too
         if not track.preempted:
@@ -258,6 +265,16 @@ class CellPool:
             n_lost = min(len(track) - 1, match.n_other) - match.n_common
             is_told = match.n_common >= MIN_COMMON_TOKENS and n_lost >= MIN_LOST_TOKENS
             track.differs_at = match.n_common if is_told else None
+
+    def note_hit(self, n: int) -> None:
+        """Count a prompt that found n tokens in the prefix cache."""
+        self.prefixes.lookups += 1
+        self._count_hit(n)
+
+    def _count_hit(self, n: int) -> None:
+        self.prefixes.hits += 1
+        self.prefixes.tokens_saved += n
+        self.metrics.cached_tokens += n
 
     def reuse(self, track: Track) -> None:
         """Let a track without cells share the longest prefix that has been computed already."""
@@ -278,7 +295,7 @@ class CellPool:
         """Keep a sequence's cells in the prefix cache until space is needed."""
         self.recover()
         n = min(len(key.items), self.cells.count(sequence))
-        n = n if exact is None else min(n, exact)
+        n = n if exact is None or key.domain.is_edited else min(n, exact)
         if self.slots is not None:
             n = self.slots.nearest(sequence, n)
         is_useless = bool(key.domain.private) and not keep_id  # nothing will ever ask for it

@@ -13,7 +13,7 @@ from stretto.engine.limits import CURRENT_SHARE
 from stretto.engine.metrics import Metrics
 from stretto.engine.output import Ending
 from stretto.engine.track import Source, Track
-from stretto.engine.types import FinishReason, PromptStep
+from stretto.engine.types import Approximate, FinishReason, PromptStep
 from stretto.errors import Cancelled, InvalidRequest
 
 D = TypeVar("D", bound=Decoder)
@@ -278,6 +278,7 @@ class Summary(NamedTuple):
     first_token: float | None
     reasons: tuple[str | None, ...]
     differences: tuple[Difference, ...] = ()
+    edit_mode: Approximate | None = None  # of prompts that were made from edited cells
 
 
 def summarize_requests(requests: Sequence[Request[Any]], firsts: Sequence[Request[Any]]) -> Summary:
@@ -294,4 +295,5 @@ def summarize_requests(requests: Sequence[Request[Any]], firsts: Sequence[Reques
         first_token=min(first, default=None),
         reasons=tuple("error" if one.error is not None else one.finish_reason for one in requests),
         differences=tuple(found for one in admitted if (found := Difference.of_track(one.sources[0].track))),
+        edit_mode=next(filter(None, (one.sources[0].track.used_edit for one in admitted)), None),
     )

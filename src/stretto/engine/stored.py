@@ -110,7 +110,7 @@ class StoredPrefixes:
         """
         runner, items = self._runner, track.cache_key.items
         n = (len(items) - 1) // BLOCK_TOKENS
-        if self._closed or n < 1 or track.domain.private:
+        if self._closed or n < 1 or not track.domain.is_common:
             return
         if track.checkpoints is not None:  # a state that can be kept, behind the last whole block
             track.checkpoints.want((len(items) - TAIL_TOKENS) // BLOCK_TOKENS * BLOCK_TOKENS)
@@ -295,7 +295,7 @@ class StoredPrefixes:
                 new = [
                     (entry.id, entry.items, entry.domain)
                     for entry in reversed(entries)
-                    if len(entry.items) != done[entry.id] and not entry.domain.private
+                    if len(entry.items) != done[entry.id] and entry.domain.is_common
                 ]
             missing = [self._missing(number, items, domain) for number, items, domain in new]
             pause = min(PAUSE_SECONDS, SPREAD_SECONDS / max(1, sum(map(len, missing))))
@@ -367,7 +367,7 @@ class StoredPrefixes:
 
     def _rescue(self, entry: Parked) -> None:
         """Copy what a sequence that is about to be evicted has and no file; called under the lock."""
-        if self._closed or entry.domain.private or self._done.get(entry.id) == len(entry.items):
+        if self._closed or not entry.domain.is_common or self._done.get(entry.id) == len(entry.items):
             return
         waiting = sum([data.nbytes for _, data in list(self._rescued)])
         for block in self._missing(entry.id, entry.items, entry.domain):

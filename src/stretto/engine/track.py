@@ -19,7 +19,7 @@ from stretto.cache.prefix import COMMON, CacheKey, Domain
 from stretto.cache.slots import Slots
 from stretto.drafts.base import NO_DRAFT, ROOT, DraftTree
 from stretto.engine.tokens import add_vectors, uncut
-from stretto.engine.types import Approximate
+from stretto.engine.types import Approximate, EditMode
 from stretto.errors import ContextOverflow, InvalidRequest
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.rng import RandomStream
@@ -208,6 +208,7 @@ class Track:
         "draft_lanes",
         "draft_rows",
         "edit_mode",
+        "edits",
         "exact",
         "has_images",
         "id",
@@ -245,6 +246,7 @@ class Track:
         self.logits: Row | DeviceRow | None = None  # of the last token, while they are valid
         self.exact: int | None = None  # leading tokens with K/V of an unedited text; None: all of them
         self.edit_mode: Approximate | None = None  # of the last edit that left `exact` behind
+        self.edits: EditMode = "recompute"  # how it may become one from a cached text that is edited
         self.n_edits = 0
         self.running = False  # owned by a request: nothing else may change it
         self.unowned = False  # its handle is gone: the request that runs it closes it

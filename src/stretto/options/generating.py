@@ -137,6 +137,10 @@ CONTEXT = table(
         at=f"{TEXTS} default", aka=("context_shift", "truncate_prompt_tokens")),
     Option("keep", int, 0, 'So many first tokens are never forgotten by overflow="shift".',
         low=0, high=MAX_COUNT, at=f"{TEXTS} default", aka=("num_keep", "n_keep")),
+    Option("edits", Literal["recompute", "shift", "heal"], "recompute",
+        "How a prompt is computed that is a cached one with parts cut out or replaced: exactly, or from the "
+        'cached K and V with "shift" or "heal" (stretto docs cache).',
+        at=f"{TEXTS} default", aka=("cache_reuse", "n_cache_reuse")),
     Option("draft", 'Drafter | Literal["lookup"] | None', None,
         'Speculative decoding: "lookup" (tokens found in the prompt) or a stretto.DraftModel; the text stays '
         "the same.",

@@ -58,6 +58,7 @@ class Keywords(SamplingOptions, total=False):
     length_penalty: float
     overflow: Literal["error", "shift"]
     keep: int
+    edits: Literal["recompute", "shift", "heal"]
     draft: Drafter | Literal["lookup"] | None
     draft_branches: int
     reasoning: bool

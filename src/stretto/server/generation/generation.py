@@ -125,7 +125,9 @@ class Generation:
     @property
     def usage_notes(self) -> dict[str, Any]:
         """What `usage` has besides numbers of tokens."""
-        return {**self.warnings, **self.cache_difference}
+        found: Summary | None = None if self.texts is None else self.texts.summary
+        edited = {"edit_mode": found.edit_mode} if found is not None and found.edit_mode else {}
+        return {**self.warnings, **self.cache_difference, **edited}
 
     def leave_out(self, name: str) -> None:
         """Note a part of the request that is not in the prompt, for the answer's head and the log."""
@@ -335,6 +337,8 @@ class Generation:
         if found.differences:
             first = found.differences[0]
             self.note(differs=f"from a cached prompt at token {first.token:,} of {first.of:,}")
+        if found.edit_mode:
+            self.note(edit_mode=found.edit_mode)
         return found
 
 
