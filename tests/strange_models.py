@@ -32,9 +32,9 @@ class Weights(dict):
 CHAT_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 
 
-def xverse(path):
+def deci(path):
     """A llama by another name."""
-    return _llama(path, "xverse")
+    return _llama(path, "deci")
 
 
 def llama(path):

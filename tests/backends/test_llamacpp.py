@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import stretto
-from strange_models import mamba, xverse
+from strange_models import deci, mamba
 from stretto.backends import llama_library
 from stretto.errors import ModelError, RouteWarning, Unsupported, UnsupportedModel
 from stretto.loading.choose import check_download
@@ -20,7 +20,7 @@ FEW = {"cells": 128, "threads": 1}
 def strange(tmp_path_factory):
     """Files by name of architecture."""
     folder = tmp_path_factory.mktemp("strange")
-    return {make.__name__: make(folder / f"{make.__name__}.gguf") for make in (xverse, mamba)}
+    return {make.__name__: make(folder / f"{make.__name__}.gguf") for make in (deci, mamba)}
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +30,7 @@ def lc():
 
 @pytest.fixture
 def llm(lc, strange):
-    with stretto.load(strange["xverse"], backend="llamacpp", **FEW) as llm:
+    with stretto.load(strange["deci"], backend="llamacpp", **FEW) as llm:
         yield llm
 
 
@@ -57,7 +57,7 @@ def direct(lc, path, *batches):
     return found
 
 
-@pytest.mark.parametrize("name", ["xverse", "mamba"])
+@pytest.mark.parametrize("name", ["deci", "mamba"])
 def test_logits_are_its_own(lc, strange, name):
     with stretto.load(strange[name], backend="llamacpp", **FEW) as llm:
         ids = llm.tokenizer.encode(TEXT)
@@ -79,8 +79,8 @@ def test_a_model_that_both_read_has_its_logits_too(lc, smollm2_path):
 
 
 def test_auto_takes_it_for_what_others_cannot_run_and_says_so(lc, strange):
-    with pytest.warns(RouteWarning, match=r"native on cpu .*'xverse' is not .*llamacpp on cpu runs it"):
-        llm = stretto.load(strange["xverse"], **FEW)
+    with pytest.warns(RouteWarning, match=r"native on cpu .*'deci' is not .*llamacpp on cpu runs it"):
+        llm = stretto.load(strange["deci"], **FEW)
     with llm:
         assert (llm.route.backend, llm.backend.name, llm.spec.n_layer) == ("llamacpp", "llamacpp", 2)
         assert {("native", "refused"), ("reference", "refused")} <= {
@@ -95,7 +95,7 @@ def test_it_never_competes_with_the_native_backend(lc, smollm2_path):
         assert next(each for each in llm.route.others if each.backend == "llamacpp").state == "possible"
 
 
-@pytest.mark.parametrize("name", ["xverse", "mamba"])
+@pytest.mark.parametrize("name", ["deci", "mamba"])
 def test_forks_edits_and_batches_are_what_one_text_alone_is(lc, strange, name):
     with stretto.load(strange[name], backend="llamacpp", **FEW) as llm:
 
@@ -152,11 +152,11 @@ def test_everything_else_is_refused_by_name(llm, tmp_path):
 
 def test_high_precision_is_refused(lc, strange):
     with pytest.raises(Unsupported, match="no precision='high'"):
-        stretto.load(strange["xverse"], backend="llamacpp", precision="high", **FEW)
+        stretto.load(strange["deci"], backend="llamacpp", precision="high", **FEW)
 
 
 def test_a_file_that_it_cannot_load_says_what_it_said(lc, strange, tmp_path):
-    with GGUF(strange["xverse"]) as file:
+    with GGUF(strange["deci"]) as file:
         tensors = {
             name: tensor.dequantize() for name, tensor in file.tensors.items() if "blk.1.ffn_up" not in name
         }
@@ -172,30 +172,26 @@ def test_a_file_that_it_cannot_load_says_what_it_said(lc, strange, tmp_path):
 def test_a_cache_that_does_not_fit_is_refused_before_it_is_made(lc, strange, monkeypatch):
     monkeypatch.setattr("stretto.loading.open.free_memory", lambda: 200 << 20)
     with pytest.raises(stretto.InvalidRequest, match="ask for fewer cells"):
-        stretto.load(strange["xverse"], backend="llamacpp", cells=1 << 20)
+        stretto.load(strange["deci"], backend="llamacpp", cells=1 << 20)
 
 
 def test_without_the_package_it_is_named(strange, smollm2_path, monkeypatch):
     monkeypatch.setattr(llama_library, "find_spec", lambda name: None)
     with pytest.raises(Unsupported, match=r"pip install 'stretto\[llamacpp\]'"):
         stretto.load(smollm2_path, backend="llamacpp", **FEW)
-    with pytest.raises(
-        UnsupportedModel, match=r"'xverse' is not supported.*pip install 'stretto\[llamacpp\]'"
-    ):
-        stretto.load(strange["xverse"], **FEW)
-    with pytest.raises(
-        UnsupportedModel, match=r"'xverse' is not supported.*llama-cpp-python is not installed"
-    ):
-        stretto.load(strange["xverse"], backend="llamacpp", **FEW)
+    with pytest.raises(UnsupportedModel, match=r"'deci' is not supported.*pip install 'stretto\[llamacpp\]'"):
+        stretto.load(strange["deci"], **FEW)
+    with pytest.raises(UnsupportedModel, match=r"'deci' is not supported.*llama-cpp-python is not installed"):
+        stretto.load(strange["deci"], backend="llamacpp", **FEW)
     with pytest.raises(UnsupportedModel, match=r"llama-cpp-python is not installed"):
-        check_download(strange["xverse"])
+        check_download(strange["deci"])
     with stretto.load(smollm2_path, **FEW) as llm:
         refused = next(each for each in llm.route.others if each.backend == "llamacpp")
         assert (refused.state, "pip install" in refused.reason) == ("refused", True)
 
 
 def test_its_log_does_not_reach_the_terminal(lc, strange, capfd):
-    stretto.load(strange["xverse"], backend="llamacpp", **FEW).close()
+    stretto.load(strange["deci"], backend="llamacpp", **FEW).close()
     assert capfd.readouterr() == ("", "")
 
 

@@ -136,7 +136,7 @@ def test_a_caller_is_told_of_its_own_prompts_alone():
 
 
 def test_the_log_says_where_and_not_what(caplog):
-    with visiting(mock(), log="json") as (_, web), caplog.at_level("INFO", "stretto"):
+    with visiting(mock(), log="json") as (_, web), caplog.at_level("INFO", "stretto.server"):
         secret = "Call me at 555-0100. " * 6
         complete(web, secret)
         complete(web, secret.replace("555", "777"))

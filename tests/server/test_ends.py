@@ -140,7 +140,7 @@ def test_a_signal_ends_the_command_in_order(number, smollm2_path):
 
 
 def test_waiting_for_running_requests_is_told_and_a_second_signal_ends_it(smollm2_path):
-    endlessly = ("--default", "overflow=shift")
+    endlessly = ("--default", "overflow=shift", "--cache", "memory")
     process, line = start("--model", f"small={smollm2_path}", "--grace", "900", *endlessly)
     body = {"model": "small", "prompt": "x", "max_tokens": 1_000_000, "ignore_eos": True, "stream": True}
     try:

@@ -33,7 +33,7 @@ VALUES = {  # of fields that are accepted; texts otherwise
     "spaces_between_special_tokens": True,
     "dry_sequence_breakers": ["."],
     "return_progress": True,
-    "cache_control": {"type": "ephemeral"},
+    "client_metadata": {},
     "context_management": {},
     "metadata": {},
     "stream_options": {},
@@ -89,7 +89,7 @@ def test_what_is_accepted_changes_nothing(web):
         ("/v1/chat/completions", "modalities", "only `text`"),
         ("/v1/responses", "background", "honoured"),
         ("/v1/responses", "conversation", "refused"),
-        ("/v1/messages", "cache_control", "accepted"),
+        ("/v1/messages", "cache_control", "honoured"),
     ],
 )
 def test_what_becomes_of_some_fields(path, name, fate):

@@ -8,8 +8,10 @@ import pytest
 from recurrent_mock import recurrent_llm
 from stretto import Limits
 from stretto.llm.encoder import Encoder
+from stretto.server.http.keys import Keys
 from stretto.server.http.metrics import Scrapes, render
 from stretto.server.http.served_model import ServedModel
+from stretto.server.http.state import Caller
 from stretto.server.settings import ModelEntry
 from stretto.testing import byte_tokenizer, mock_llm
 from tiny_encoders import native
@@ -19,24 +21,28 @@ def state_with(llm):
     model = ServedModel(ModelEntry("m", "m"), Path("m"), 0, {"verbs": llm.verbs}, llm=llm, loads=1)
     registry = SimpleNamespace(models={"m": model}, loaded_bytes=0, limit=0)
     traffic = SimpleNamespace(answered={}, active=0)
-    scrapes = Scrapes()
-    return SimpleNamespace(registry=registry, traffic=traffic, labels={}, part=lambda kind: scrapes)
+    parts = {Scrapes: Scrapes(), Keys: Keys()}
+    return SimpleNamespace(registry=registry, traffic=traffic, labels={}, part=parts.get)
+
+
+def shown(state):
+    return render(state, Caller())
 
 
 def test_slots_are_shown_where_there_are_any():
     with recurrent_llm() as llm, llm.sequence("abc") as seq:
         seq.logits  # noqa: B018
-        text = render(state_with(llm))
+        text = shown(state_with(llm))
     assert 'stretto_slots{model="m"} 32' in text
     assert 'stretto_slots_used{model="m"} 1' in text
     assert 'stretto_slot_bytes{model="m"} 16' in text
-    assert "stretto_slots" not in render(state_with(mock_llm("abc")))
+    assert "stretto_slots" not in shown(state_with(mock_llm("abc")))
 
 
 def test_texts_of_encoders_are_counted_by_llama_servers_names():
     with Encoder(native("bert", 1), byte_tokenizer()) as encoder:
         encoder.embed([[1, 2, 3], [4, 5]])
-        text = render(state_with(encoder))
+        text = shown(state_with(encoder))
     assert "llamacpp:prompt_tokens_total 5" in text
     assert "llamacpp:n_decode_total 1" in text
     assert "llamacpp:tokens_predicted_total 0" in text
@@ -52,13 +58,13 @@ def test_counters_outlive_an_unloaded_model():
         state = state_with(llm)
         slot = state.registry.models["m"]
         llm.generate("x", max_tokens=3)
-        before = render(state)
+        before = shown(state)
         slot.note_unload()
         slot.llm = None
-        unloaded = render(state)
+        unloaded = shown(state)
         slot.llm = again
         again.generate("x", max_tokens=3)
-        after = render(state)
+        after = shown(state)
     names = ("llamacpp:tokens_predicted_total", "llamacpp:n_decode_total", 'stretto_added_total{model="m"}')
     for name in names:
         assert value(before, name) > 0
@@ -76,8 +82,8 @@ def test_llama_servers_rates_are_those_since_the_last_scrape():
         state = state_with(llm)
         for _ in range(2):
             llm.generate("x", max_tokens=3)
-            assert value(render(state), "llamacpp:predicted_tokens_seconds") > 0
-            assert value(render(state), "llamacpp:predicted_tokens_seconds") == 0
+            assert value(shown(state), "llamacpp:predicted_tokens_seconds") > 0
+            assert value(shown(state), "llamacpp:predicted_tokens_seconds") == 0
 
 
 def test_times_in_the_queue_are_counted_apart_from_those_of_computing():
@@ -97,20 +103,20 @@ def test_cells_that_can_be_evicted_are_not_in_use():
     with mock_llm("abc", cells=64) as llm:
         llm.generate("abcdefgh" * 4, max_tokens=3)
         state = state_with(llm)
-        assert value(render(state), 'stretto_cells_used{model="m"}') > 30
-        assert value(render(state), 'vllm:kv_cache_usage_perc{model_name="m",engine="0"}') == 0
+        assert value(shown(state), 'stretto_cells_used{model="m"}') > 30
+        assert value(shown(state), 'vllm:kv_cache_usage_perc{model_name="m",engine="0"}') == 0
         with llm.sequence("x" * 16) as seq:
             seq.logits  # noqa: B018
             llm.generate("y", max_tokens=2)
-            assert value(render(state), 'vllm:kv_cache_usage_perc{model_name="m",engine="0"}') == 0.25
+            assert value(shown(state), 'vllm:kv_cache_usage_perc{model_name="m",engine="0"}') == 0.25
 
 
 def test_threads_are_those_of_passes():
     with mock_llm("abc") as llm:
         state = state_with(llm)
-        assert value(render(state), 'stretto_threads{model="m"}') == 0
+        assert value(shown(state), 'stretto_threads{model="m"}') == 0
         llm.generate("x", max_tokens=1)
-        assert value(render(state), 'stretto_threads{model="m"}') == 1
+        assert value(shown(state), 'stretto_threads{model="m"}') == 1
     with Encoder(native("bert", 1), byte_tokenizer()) as encoder:
         encoder.embed([[1, 2, 3]])
-        assert value(render(state_with(encoder)), 'stretto_threads{model="m"}') == 1
+        assert value(shown(state_with(encoder)), 'stretto_threads{model="m"}') == 1

@@ -72,12 +72,14 @@ def replace(
     if mode not in MODES:
         raise wrong_value("mode", mode, f"one of {', '.join(map(repr, MODES))}")
     if start > track.position:
-        raise InvalidRequest(
-            f"start {start} lies behind the end of the sequence, whose next position is {track.position}; "
-            "give a position in it, or append the tokens",
-            param="start",
-            value=start,
-        )
+        if new:
+            raise InvalidRequest(
+                f"start {start} lies behind the end of the sequence, whose next position is "
+                f"{track.position}; give a position in it, or append the tokens",
+                param="start",
+                value=start,
+            )
+        start = stop = track.position  # nothing is there to be removed
     if track.n_missing and track.resume is not None:
         compute(track)  # pending tokens follow the last cell from here on
     where = list_positions(runner, track)

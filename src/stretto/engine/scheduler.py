@@ -117,6 +117,8 @@ class Scheduler:
 
     def add(self, requests: tuple[AnyRequest, ...]) -> None:
         """Put the requests of a call into the queue, behind those of their priority."""
+        if not requests:
+            return
         if not self.has_room:
             self.sweep()
         share = requests[0].share

@@ -227,8 +227,8 @@ def test_wrong_batches_are_refused():
         for array, old in zip((at.view_of, at.lengths, at.cells), held, strict=True):
             array[:] = old
     check(device, batch)
-    with pytest.raises(ValueError, match="window must have at least 1"):
-        _native.DevicePlanner(50, 10, 0, 64, [(-1, True)], 16)
+    with pytest.raises(ValueError, match="chunks are of attention in one direction"):
+        _native.DevicePlanner(50, 10, 0, 64, [(-1, False)], 16)
 
 
 @pytest.mark.parametrize("seed", range(4))
