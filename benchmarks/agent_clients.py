@@ -31,7 +31,7 @@ from stretto.server.settings import ModelEntry, Settings
 from stretto.testing import MockBackend
 
 MODEL = "qwen2.5-coder-0.5b"
-NAME, STEPS, SECONDS = "qwen", 10, 120
+NAME, STEPS, SECONDS = "qwen", 10, 600
 CELLS, CONTEXT = 400_000, 200_000
 SAY = {"command": "echo hello", "description": "Say hello"}
 CALLS = {

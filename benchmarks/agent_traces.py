@@ -40,7 +40,6 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-MODEL = "qwen2.5-coder-0.5b"
 KINDS = ("stretto", "stretto-heal", "stretto-memory", "llamacpp", "llamacpp-best")
 WORDS = ("path", "file", "line", "error", "test", "value", "list", "index", "name", "type", "check", "read")
 TOKENS_A_WORD = 3.9
@@ -50,10 +49,10 @@ HEAD = 3  # messages before the first result
 TASK_TOKENS = 60
 PEER = """
 import json, sys, time, xllamacpp as x
-path, port, settings = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+path, port, n_threads, settings = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
 params = x.CommonParams()
 params.model.path, params.use_jinja, params.verbosity, params.port = path, True, 0, port
-params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 2
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = n_threads
 for name, value in settings.items():
     setattr(params, name, value)
 server = x.Server(params)
@@ -123,17 +122,27 @@ class Server:
     def command(self):
         from stretto.weights import hub
 
-        path, n_cells = str(hub.resolve(MODEL)), self.options.agents * (self.options.tokens + 1024)
+        path, n_cells = (
+            str(hub.resolve(self.options.model)),
+            self.options.agents * (self.options.tokens + 1024),
+        )
         if self.kind.startswith("stretto"):
             start = "from stretto.cli import main; main()"
-            given = ["--port", str(self.port), "--threads", "2", "--cells", str(2 * n_cells)]
+            given = [
+                "--port",
+                str(self.port),
+                "--threads",
+                str(self.options.threads),
+                "--cells",
+                str(2 * n_cells),
+            ]
             if self.kind == "stretto-memory":
                 given += ["--cache", "memory"]
             else:
                 given += ["--cache-dir", str(self.folder / "prefixes")]
             if self.kind == "stretto-heal":
                 given += ["--default", "edits=heal"]
-            return [sys.executable, "-c", start, "serve", f"{MODEL}={path}", *given]
+            return [sys.executable, "-c", start, "serve", f"{self.options.model}={path}", *given]
         settings = {"n_parallel": 4, "kv_unified": True, "n_ctx": 32768}
         if self.kind == "llamacpp-best":
             settings = {
@@ -143,13 +152,18 @@ class Server:
                 "n_cache_reuse": 256,
                 "slot_save_path": f"{self.folder}/",
             }
-        return [self.options.peer, "-c", PEER, path, str(self.port), json.dumps(settings)]
+        given = [path, str(self.port), str(self.options.threads), json.dumps(settings)]
+        return [self.options.peer, "-c", PEER, *given]
 
     def start(self, is_again):
         self.port = free_port()
         log = (self.folder / "server.log").open("ab")
         self.process = subprocess.Popen(self.command(), stdout=log, stderr=log)
-        body = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "Hello"}]}
+        body = {
+            "model": self.options.model,
+            "max_tokens": 1,
+            "messages": [{"role": "user", "content": "Hello"}],
+        }
         for _ in range(600):
             time.sleep(0.5)
             if self.process.poll() is not None:
@@ -178,7 +192,13 @@ class Server:
 
     def ask(self, agent, messages, n_answer):
         """The tokens of the prompt, those computed, and the seconds."""
-        body = {"model": MODEL, "messages": messages, "max_tokens": n_answer, "temperature": 0, "seed": 1}
+        body = {
+            "model": self.options.model,
+            "messages": messages,
+            "max_tokens": n_answer,
+            "temperature": 0,
+            "seed": 1,
+        }
         if self.kind == "llamacpp-best":
             body["id_slot"] = agent
         begun = time.perf_counter()
@@ -293,17 +313,19 @@ def report(rounds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--peer", metavar="PYTHON")
+    parser.add_argument("--model", default="qwen2.5-coder-0.5b")
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=8000)
     parser.add_argument("--rules", type=int, default=5000)
     parser.add_argument("--agents", type=int, default=3)
     parser.add_argument("--answer", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=2, help="one on a machine that does other work")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", nargs="*", choices=KINDS)
     parser.add_argument("--kept", type=Path, metavar="FILE")
     options = parser.parse_args()
     kinds = options.only or [kind for kind in KINDS if options.peer or not kind.startswith("llamacpp")]
-    names = ("turns", "tokens", "rules", "agents", "answer")
+    names = ("model", "turns", "tokens", "rules", "agents", "answer", "threads")
     kept = Kept(options.kept, {name: getattr(options, name) for name in names})
     rounds = {kind: [] for kind in kinds}
     for number in range(options.rounds):
