@@ -339,3 +339,19 @@ def test_a_move_that_fails_leaves_the_text_to_be_computed_again(monkeypatch):
     assert (seq.text, seq.positions, seq.n_pending) == ("abcdef", [0, 1, 2, 3, 4, 5], 5)
     llm.cells.check()
     assert seq.step(temperature=0).text == "H"
+
+
+def test_usage_counts_what_a_sequence_had_computed():
+    llm = mock_llm("Hi")
+    seq = llm.sequence("x" * 20)
+    seq.logits  # noqa: B018
+    seq.append("ab")
+    for n in (None, 2):
+        found = llm.generate(seq.fork() if n is None else seq, n=n, temperature=0)
+        usage = (found if n is None else found[0]).usage
+        assert (usage.prompt_tokens, usage.cached_tokens) == (22, 22)
+    usage = llm.generate(seq, temperature=0).usage
+    assert (usage.prompt_tokens, usage.cached_tokens) == (22, 22)
+    seq.append("cd")
+    usage = llm.generate(seq, temperature=0).usage
+    assert (usage.prompt_tokens, usage.cached_tokens) == (26, 24)

@@ -66,6 +66,7 @@ def new_text(engine: Engine, prompt: Prompt, params: RequestParams) -> Request[P
             if params.seed is not None:
                 track.random = RandomStream(params.seed)
             track.running = True
+            track.begin_request()
             try:
                 return _text_request(engine, track, params, keep_track=True)
             except BaseException:
@@ -90,6 +91,7 @@ def new_branches(engine: Engine, prompt: Prompt, params: RequestParams, how: Bra
                 seed = track.random.seed
             engine.compute([track])  # so that there are cells to share
             first = engine.runner.fork(track, RandomStream(seed, track.random.index, track.random.draws))
+            first.begin_request()
     else:
         check_prompt(engine, len(prompt), params)
         first = engine.runner.new_track(prompt, RandomStream(seed), params.cache_salt, params.edits)

@@ -102,13 +102,13 @@ class Request(Generic[D]):
     def note_prompt(self, begun: float) -> None:
         """Note how much of the prompt has been computed after a step, which began then, for the reader."""
         last, steps, track = self._prompt_step, self.prompt_steps, self.sources[0].track
-        total = track.n_prompt
+        total, n_cached = track.request_prompt
         if steps is None or not track.n_placed or (last is not None and last.processed == total):
             return
         now = time.monotonic()
         if last is None:
-            steps.append(PromptStep(total, track.n_cached, track.n_cached, begun))
-        self._prompt_step = PromptStep(total, track.n_cached, min(track.n_placed, total), now)
+            steps.append(PromptStep(total, n_cached, n_cached, begun))
+        self._prompt_step = PromptStep(total, n_cached, min(track.n_placed, total), now)
         steps.append(self._prompt_step)
         if self.output.notify is not None:
             self.output.notify()
@@ -230,15 +230,15 @@ def measure_progress(requests: Sequence[Request[Any]], firsts: Sequence[Request[
     """How far these requests are, of which the first of each prompt stand for it."""
     running = [request for request in requests if not request.finished]
     tracks = [source.track for request in running for source in request.sources]
-    prompts = [request.sources[0].track for request in firsts if request.sources]
+    prompts = [request.sources[0].track.request_prompt for request in firsts if request.sources]
     state: ProgressState = "waiting"
     if any(track.n_placed for track in tracks):
         state = "running" if any(request.output.has_tokens for request in running) else "prompt"
     return Progress(
         state=state,
-        prompt_tokens=sum(track.n_prompt for track in prompts),
+        prompt_tokens=sum(n for n, _ in prompts),
         tokens=sum(request.output.n_noted for request in requests),
-        cached_tokens=sum(track.n_cached for track in prompts),
+        cached_tokens=sum(n_cached for _, n_cached in prompts),
         sequences=tuple(track.id for track in tracks),
     )
 
@@ -289,7 +289,7 @@ def summarize_requests(requests: Sequence[Request[Any]], firsts: Sequence[Reques
     first = [seconds for output in outputs if (seconds := output.first_seconds) is not None]
     return Summary(
         prompt_tokens=sum(request.output.n_prompt for request in admitted),
-        cached_tokens=sum(request.sources[0].track.n_cached for request in admitted),
+        cached_tokens=sum(request.sources[0].track.request_prompt[1] for request in admitted),
         tokens=sum(output.n_tokens for output in outputs),
         queued=min(queued, default=None),
         first_token=min(first, default=None),

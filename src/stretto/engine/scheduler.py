@@ -180,7 +180,7 @@ class Scheduler:
         self.waiting.remove(request)
         self.running.append(request)
         if request.queued:
-            n_prompt = request.sources[0].track.n_prompt if request.sources else 0
+            n_prompt = request.sources[0].track.request_prompt[0] if request.sources else 0
             for one in (request, *request.siblings):
                 one.output.note_admission(n_prompt)
 

@@ -216,6 +216,8 @@ class Track:
         "mix",
         "n_cached",
         "n_edits",
+        "n_found",
+        "n_given",
         "n_prompt",
         "preempted",
         "random",
@@ -238,6 +240,7 @@ class Track:
         self.shown = TokenView()
         self.n_prompt = 0  # how many of them are the prompt
         self.n_cached = 0  # how many were found in the prefix cache
+        self.n_given = self.n_found = 0  # how many a request continues, if one does, and had cells before
         self.differs_at: int | None = None  # where it leaves the nearest cached prompt, if it does
         self.has_images = False
         self.mix: Mix | None = None  # the adapters that its tokens are computed with
@@ -317,6 +320,15 @@ class Track:
             and self.resume is None
             and type(self.tokens[-1]) is not ImageToken
         )
+
+    def begin_request(self) -> None:
+        """Note what a request finds that continues a sequence: all of its tokens are that one's prompt."""
+        self.n_given, self.n_found = len(self.tokens), self.n_placed
+
+    @property
+    def request_prompt(self) -> tuple[int, int]:
+        """How many tokens are the prompt of its request, and how many of them needed no computing."""
+        return max(self.n_prompt, self.n_given), self.n_found or self.n_cached
 
     def exact_tokens(self) -> list[int]:
         """Its leading tokens that have cells with the K/V of an unedited text."""

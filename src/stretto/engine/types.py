@@ -88,6 +88,8 @@ class Edit:
 class Usage:
     """Tokens counted: of the prompt, of those found in the cache, generated, and of those reasoning.
 
+    Where a sequence is continued, all of it is the prompt, and what was computed before is found.
+
     `edit_mode` is that of the last edit which left K and V in the context that another text would not have:
     "shift", "heal" or "hole". None: the context is as if it had never been edited.
     """

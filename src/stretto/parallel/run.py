@@ -321,7 +321,7 @@ class SetDecoder(OneTrack):
     @property
     def usage(self) -> Usage:
         """Tokens counted so far."""
-        n_cached = min(self.track.n_cached, self._n_prompt)
+        n_cached = min(self.track.request_prompt[1], self._n_prompt)
         return Usage(self._n_prompt, len(self.output.steps), n_cached, edit_mode=self.track.used_edit)
 
     def result(self) -> ParallelText:
@@ -378,6 +378,7 @@ def new_run(engine: Engine, prompt: list[int] | Sequence, run: ParallelParams, p
             check_same_salt(track, params)
             prompt.logits  # noqa: B018  # computed now, so that there are cells to share
             track = runner.fork(track)
+            track.begin_request()
     else:
         check_prompt(engine, len(prompt), params)
         track = runner.new_track(prompt, RandomStream(0), params.cache_salt)

@@ -275,7 +275,7 @@ class BeamDecoder:
 
     def result(self) -> list[Result]:
         """The finished hypotheses, the best first."""
-        timings, n_cached = self.output.timings(1), min(self._first.n_cached, self._n_prompt)
+        timings, n_cached = self.output.timings(1), min(self._first.request_prompt[1], self._n_prompt)
         return [
             Result(
                 text=one.text,

@@ -370,7 +370,7 @@ class PlainDecoder(OneTrack):
         """Tokens counted so far."""
         thoughts = self.output.thoughts
         n_thought = 0 if thoughts is None else thoughts.n_tokens
-        n_cached = min(self.track.n_cached, self.n_prompt)  # tokens that a grammar forces may be cached too
+        n_cached = min(self.track.request_prompt[1], self.n_prompt)  # forced tokens may be cached too
         return Usage(self.n_prompt, len(self.output.tokens), n_cached, n_thought, self.track.used_edit)
 
     def result(self) -> Result:
@@ -407,7 +407,7 @@ class PlainDecoder(OneTrack):
             self._speculation.close()
         track, metrics = self.track, self._runner.metrics
         metrics.longest = max(metrics.longest, self.n_prompt + len(self.output.tokens))
-        metrics.short_prompts += self.output.has_tokens and self.n_prompt - track.n_cached == 1
+        metrics.short_prompts += self.output.has_tokens and self.n_prompt - track.request_prompt[1] == 1
         if not self._keep_track or track.unowned:
             self._runner.close_track(track)
         elif not track.closed:

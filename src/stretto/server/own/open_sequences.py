@@ -28,6 +28,7 @@ from stretto.server.http.state import Caller, State
 from stretto.server.http.streaming import DONE, event
 
 HELD_FRACTION = 0.5  # of a model's cells, that open sequences may hold; those of one of several callers: half
+NO_CELLS = np.empty(0, np.int32)
 THREADS = 4  # in which sequences are forked, edited and saved
 
 Value = TypeVar("Value")
@@ -51,6 +52,7 @@ class OpenSequence:
     created: int
     adapter: Any = None  # that it is computed with
     is_used: bool = False  # by a request
+    most: int = 0  # cells that the request which uses it may bring it to
     expires: float = 0.0  # by the monotonic clock
     timer: asyncio.TimerHandle | None = None
 
@@ -62,7 +64,7 @@ class OpenSequence:
     def new_fork(self, sequence: Any) -> OpenSequence:
         """A fork of it, under an id of its own."""
         return replace_fields(
-            self, id=new_id(), sequence=sequence, created=int(time.time()), is_used=False, timer=None
+            self, id=new_id(), sequence=sequence, created=int(time.time()), is_used=False, most=0, timer=None
         )
 
 
@@ -71,6 +73,7 @@ class OpenSequences:
 
     def __init__(self) -> None:
         self._open: dict[str, OpenSequence] = {}
+        self.coming: dict[Generation, int] = {}  # tokens of sequences that are being made
         self.threads = ThreadPoolExecutor(THREADS, "stretto-sequences")
 
     def of(self, caller: str) -> list[OpenSequence]:
@@ -103,7 +106,7 @@ class OpenSequences:
 
     def rest(self, entry: OpenSequence, seconds: float) -> None:
         """A request has ended that used a sequence."""
-        entry.is_used = False
+        entry.is_used, entry.most = False, 0
         entry.expires = time.monotonic() + seconds
         if entry.timer is not None:
             entry.timer.cancel()
@@ -135,28 +138,52 @@ async def in_thread(state: State, work: Callable[[], Value]) -> Value:
 # -- their share of the cells --
 
 
-async def check_cells(generation: Generation, state: State, param: str, n_new: int) -> None:
-    """Raise if so many more tokens are above what open sequences may hold, of the caller's and of all."""
-    llm, opened, caller = generation.lease.llm, get_open(state), generation.caller.name
+async def reserve_cells(
+    generation: Generation,
+    state: State,
+    param: str,
+    n_new: int,
+    entry: OpenSequence | None = None,
+    edited_at: int | None = None,
+) -> int:
+    """Reserve cells for so many more tokens, of an open sequence or of a new one, while the request runs.
+
+    Raises if that is above what open sequences may hold, the caller's or all; returns how many more there
+    could be. An edit takes cells too for the tokens behind it that are shared with other open sequences.
+    """
+    llm, opened, caller = generation.lease.llm, get_open(state), generation.caller
+    table = await in_thread(state, llm.cells.copied)
     entries = opened.of_model(llm)
+    views = {one: table.views.get(one.sequence.id, NO_CELLS) for one in entries}
+    if entry is not None and edited_at is not None:
+        behind = views[entry][table.positions[views[entry]] >= edited_at]
+        others = [views[one] for one in entries if one is not entry]
+        n_new += int(np.isin(behind, np.concatenate([NO_CELLS, *others])).sum())
     n_keys = len(state.settings.api_keys) + len(state.settings.admin_keys)
     most = int(HELD_FRACTION * len(llm.cells))
-    shares = [
-        ("your open sequences hold", most // 2 if n_keys > 1 else most, caller),
+    own_most = most // 2 if n_keys > 1 else most
+    shares = (
+        ("your open sequences hold", min(own_most, caller.limits.cells or own_most), caller.name),
         ("all open sequences hold", most, None),
-    ]
-    views = (await in_thread(state, llm.cells.copied)).views
+    )
+    room = most
     for words, limit, owner in shares:
-        sequences = [one.sequence for one in entries if owner in (None, one.caller)]
-        cells = [views[one.id] for one in sequences if one.id in views]
-        held = len(np.unique(np.concatenate(cells))) if cells else 0
-        held += sum(one.n_pending for one in sequences)
+        theirs = [one for one in entries if owner in (None, one.caller)]
+        held = len(np.unique(np.concatenate([NO_CELLS, *(views[one] for one in theirs)])))
+        held += sum(max(0, len(one.sequence) - len(views[one]), one.most - len(views[one])) for one in theirs)
+        held += sum(n for other, n in opened.coming.items() if owner in (None, other.caller.name))
         if held + n_new > limit:
             message = (
-                f"{param}: {words} {held:,} cells, and {n_new:,} tokens more are above the {limit:,} of "
-                f"{len(llm.cells):,} that they may hold; close sequences, or send less"
+                f"{param}: {words} {held:,} cells, and {n_new:,} more are above the {limit:,} of "
+                f"{len(llm.cells):,} that they may hold; close sequences, or ask for less"
             )
             raise ApiError(400 if n_new > limit else 429, message, param=param, code="over_limit")
+        room = min(room, limit - held - n_new)
+    if entry is None:
+        opened.coming[generation] = n_new
+    else:
+        entry.most = len(entry.sequence) + n_new
+    return room
 
 
 def check_count(state: State, caller: Caller, n_new: int, param: str) -> None:
@@ -211,7 +238,6 @@ class SequenceAnswer(Answer):
         self._entry = entry
         self._state = state
         self._top = top  # alternatives of each token; None: no log-probabilities
-        self._n_kept = len(entry.sequence) - entry.sequence.n_pending
         self._results: dict[int, Result] = {}
 
     def whole(self, results: list[Result]) -> dict[str, Any]:
@@ -243,7 +269,7 @@ class SequenceAnswer(Answer):
                 "prompt_tokens": first.prompt_tokens,
                 "completion_tokens": completion,
                 "total_tokens": first.prompt_tokens + completion,
-                "cached_tokens": max(self._n_kept, first.cached_tokens),
+                "cached_tokens": first.cached_tokens,
                 "edit_mode": first.edit_mode,
                 **self.generation.warnings,
             },
