@@ -2,6 +2,7 @@
 
 import json
 import threading
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -293,6 +294,81 @@ def test_sequences_hold_half_of_the_cells():
         assert ask(web, "", 429, prompt="y" * 30)["code"] == "over_limit"
         ask(web, f"/{name}/fork", n=8)  # shared cells count once
         opened(web, "y" * 20)
+
+
+@contextmanager
+def as_ann(limits, cells):
+    """A client with a key that has limits, beside another key."""
+    opener = mock("Hello", context_length=256, cells=cells)
+    with (
+        serving(opener, api_keys=(f"ann {limits}", "bob")) as server,
+        httpx.Client(base_url=server.url, headers={"authorization": "Bearer ann"}, timeout=60) as ann,
+    ):
+        yield ann
+
+
+def test_sequences_of_a_key_hold_no_more_cells_than_its_requests_may_ask_for():
+    with as_ann("cells=40", cells=256) as ann:
+        opened(ann, "x" * 30)
+        assert "above the 40 of 256" in ask(ann, "", 429, prompt="y" * 20)["message"]
+
+
+@pytest.mark.parametrize("mode", ["shift", "heal", "recompute"])
+def test_edits_of_forks_take_cells_of_their_own(mode):
+    with visiting(mock("Hello", context_length=256, cells=256)) as (server, web):
+        name = opened(web, "x" * 50, compute=True)
+        forks = [one["id"] for one in ask(web, f"/{name}/fork", n=3)["forks"]]
+        ask(web, f"/{forks[0]}/remove", start=2, stop=4, mode=mode)  # 48 that were shared
+        error = ask(web, f"/{forks[1]}/remove", 429, start=2, stop=4, mode=mode)
+        assert (error["param"], error["code"]) == ("start", "over_limit")
+        ask(web, f"/{forks[1]}/remove", start=45, stop=47, mode=mode)
+        ask(web, f"/{forks[2]}/remove", start=2, stop=4, mode="hole")
+        assert server.llm().cache.stats().held <= 128
+
+
+def test_texts_end_where_the_share_of_cells_does():
+    with visiting(endless(context_length=256, cells=256)) as (server, web):
+        names = [opened(web, "x" * 10) for _ in range(2)]
+        found = ask(web, f"/{names[0]}/generate", temperature=0)
+        assert found["texts"][0]["finish_reason"] == "length"
+        assert found["sequence"]["tokens"] == 128 - 10
+        assert ask(web, f"/{names[1]}/generate", 429)["param"] == "max_tokens"
+        web.delete(f"/v1/sequences/{names[0]}")
+        ask(web, f"/{names[1]}/generate", max_tokens=100, temperature=0)
+        assert server.llm().cache.stats().held <= 128
+
+
+def test_requests_at_the_same_time_hold_no_more_together():
+    with visiting(endless(context_length=256, cells=256)) as (_, web):
+        names = [opened(web, "x") for _ in range(8)]
+
+        def generate(name):
+            web.post(f"/v1/sequences/{name}/generate", json={"max_tokens": 40, "temperature": 0})
+
+        threads = [threading.Thread(target=generate, args=(name,)) for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        n_tokens = [one["tokens"] for one in web.get("/v1/sequences").json()["data"]]
+        assert 41 in n_tokens
+        assert sum(n_tokens) <= 128
+
+
+def test_only_computed_tokens_count_for_a_key():
+    with as_ann("tokens=90", cells=1024) as ann:
+        name = opened(ann, "x" * 50)
+        for fork in ask(ann, f"/{name}/fork", n=4)["forks"]:
+            ask(ann, f"/{fork['id']}/append", text="??")
+            usage = ask(ann, f"/{fork['id']}/generate", temperature=0, max_tokens=3)["usage"]
+            assert (usage["prompt_tokens"], usage["cached_tokens"]) == (52, 50)
+        ask(ann, f"/{name}/score", continuations=["abcd"])
+        lines = ann.get("/metrics").text
+        assert 'stretto_key_tokens_total{key="key-1",kind="prompt"} 61' in lines  # 50, 4 times 2, 3
+        assert 'stretto_key_tokens_total{key="key-1",kind="generated"} 12' in lines
+        ask(ann, f"/{name}/insert", at=0, text="y" * 20, mode="shift")
+        error = ask(ann, f"/{name}/append", 429, text="?")
+        assert (error["param"], error["code"]) == ("tokens", "key_limit")
 
 
 def test_one_request_at_a_time_uses_a_sequence():

@@ -51,8 +51,12 @@ class KeyUse:
         if summary is None:
             return
         computed = max(0, summary.prompt_tokens - summary.cached_tokens)
-        self.tokens.update(prompt=computed, cached=summary.cached_tokens, generated=summary.tokens)
-        second, n = int(self._clock()), computed + summary.tokens
+        self.count(prompt=computed, cached=summary.cached_tokens, generated=summary.tokens)
+
+    def count(self, prompt: int = 0, cached: int = 0, generated: int = 0) -> None:
+        """Count tokens by kind; those that were found in the cache were not computed."""
+        self.tokens.update(prompt=prompt, cached=cached, generated=generated)
+        second, n = int(self._clock()), prompt + generated
         if self._minute and self._minute[-1][0] == second:  # one entry a second
             n += self._minute.pop()[1]
         self._minute.append((second, n))

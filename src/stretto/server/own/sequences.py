@@ -41,17 +41,18 @@ from stretto.server.generation.options import check_at_most, check_prompts, name
 from stretto.server.generation.requests import ChatRequest, GrammarField, Message, Tool
 from stretto.server.http.bodies import make_router
 from stretto.server.http.errors import ApiError, Json, field_error, translate
+from stretto.server.http.keys import Keys
 from stretto.server.http.registry import choose_adapter
 from stretto.server.http.state import State, get_caller, get_state
 from stretto.server.own.open_sequences import (
     OpenSequence,
     SequenceAnswer,
-    check_cells,
     check_count,
     describe,
     get_open,
     in_thread,
     new_id,
+    reserve_cells,
     usage,
 )
 from stretto.weights.hub.store import Store, explained, require_space
@@ -234,14 +235,26 @@ async def using(request: Request, field: str = "text") -> AsyncIterator[tuple[Ge
 
 async def compute(request: Request, generation: Generation, entry: OpenSequence) -> None:
     """Compute what is pending, together with the requests that run."""
-    if entry.sequence.n_pending:
-        work = asyncio.wait_for(generation.lease.llm.alogits([entry.sequence]), generation.left)
+    sequence = entry.sequence
+    if n_pending := sequence.n_pending:
+        is_new = n_pending == len(sequence)
+        await reserve_cells(generation, get_state(request), "sequence_id", 0, entry)
+        work = asyncio.wait_for(generation.lease.llm.alogits([sequence]), generation.left)
         try:
             await unless_gone(request, work)
         except asyncio.TimeoutError:
             raise ApiError(
                 503, "the sequence was not computed before the time limit", code="timeout", retry_after=10
             ) from None
+        finally:
+            n_cached = sequence.n_cached if is_new else 0
+            count_tokens(request, n_pending - sequence.n_pending - n_cached, n_cached)
+
+
+def count_tokens(request: Request, n_computed: int, n_cached: int = 0) -> None:
+    """Count tokens of a caller's sequence that were computed, or found in the cache, for its limits."""
+    use = get_state(request).part(Keys).of(get_caller(request))
+    use.count(prompt=max(0, n_computed), cached=n_cached)
 
 
 async def read_content(state: State, llm: LLM, body: Content) -> list[int]:
@@ -291,11 +304,12 @@ async def create(body: CreateSequence, request: Request) -> Response:
         salt = caller.salt or None
         if body.restore is not None:
             path = await find_saved(request, body.restore)
-            await check_cells(generation, state, field, path.stat().st_size // max(1, llm.backend.cell_bytes))
+            n_cells = path.stat().st_size // max(1, llm.backend.cell_bytes)
+            await reserve_cells(generation, state, field, n_cells)
             sequence = await in_thread(state, lambda: restored(llm, path, salt))
         else:
             ids = await read_start(body, generation, request)
-            await check_cells(generation, state, field, len(ids))
+            await reserve_cells(generation, state, field, len(ids))
             seed = None if body.seed is None else body.seed % (1 << 64)
             sequence = await in_thread(
                 state, lambda: llm.sequence(ids, seed, cache_salt=salt, adapter=options.get("adapter"))
@@ -312,16 +326,22 @@ async def create(body: CreateSequence, request: Request) -> Response:
         )
         check_count(state, caller, 1, "model")  # others may have come meanwhile
         opened.add(entry, settings.sequence_seconds)
+        opened.coming.pop(generation, None)
         if body.compute:
             entry.is_used = True
             try:
                 await compute(request, generation, entry)
+            except BaseException:  # nobody gets its id
+                opened.forget(entry)
+                await in_thread(state, entry.sequence.close)
+                raise
             finally:
                 opened.rest(entry, settings.sequence_seconds)
         return await answer(state, generation, entry)
     except Exception as error:
         raise translate(error, field) from error
     finally:
+        opened.coming.pop(generation, None)
         generation.close()
 
 
@@ -426,7 +446,7 @@ async def append(body: AppendTokens, request: Request) -> Response:
     state = get_state(request)
     async with using(request) as (generation, entry):
         ids = await read_content(state, entry.llm, body)
-        await check_cells(generation, state, "text", len(ids))
+        await reserve_cells(generation, state, "text", len(ids), entry)
         await in_thread(state, lambda: entry.sequence.append(ids))
         return await answer(state, generation, entry)
 
@@ -435,30 +455,44 @@ async def append(body: AppendTokens, request: Request) -> Response:
 async def replace(body: ReplaceTokens, request: Request) -> Response:
     """Put text or tokens in the place of others; later ones move."""
     return await _edit(
-        body, request, lambda sequence, ids: sequence.replace(body.start, body.stop, ids, mode=body.mode)
+        body.start,
+        body,
+        request,
+        lambda sequence, ids: sequence.replace(body.start, body.stop, ids, mode=body.mode),
     )
 
 
 @router.post("/v1/sequences/{sequence_id}/insert", openapi_extra=BY_ID)
 async def insert(body: InsertTokens, request: Request) -> Response:
     """Put text or tokens in front of a token; later ones move."""
-    return await _edit(body, request, lambda sequence, ids: sequence.insert(body.at, ids, mode=body.mode))
+    return await _edit(
+        body.at, body, request, lambda sequence, ids: sequence.insert(body.at, ids, mode=body.mode)
+    )
 
 
 @router.post("/v1/sequences/{sequence_id}/remove", openapi_extra=BY_ID)
 async def remove(body: RemoveTokens, request: Request) -> Response:
     """Remove tokens; later ones move up, or stay where they are with a hole."""
     mode = None if body.mode == "hole" else body.mode
-    return await _edit(None, request, lambda sequence, _: sequence.remove(body.start, body.stop, mode=mode))
+    return await _edit(
+        None if mode is None else body.start,
+        None,
+        request,
+        lambda sequence, _: sequence.remove(body.start, body.stop, mode=mode),
+    )
 
 
-async def _edit(body: Content | None, request: Request, edit: Callable[[Any, list[int]], Edit]) -> Response:
+async def _edit(
+    at: int | None, body: Content | None, request: Request, edit: Callable[[Any, list[int]], Edit]
+) -> Response:
+    """Edit a sequence, of which tokens from a position on may get other cells."""
     state = get_state(request)
     async with using(request) as (generation, entry):
         ids = [] if body is None else await read_content(state, entry.llm, body)
-        if ids:
-            await check_cells(generation, state, "text", len(ids))
+        await reserve_cells(generation, state, "text" if ids else "start", len(ids), entry, at)
+        n_pending = entry.sequence.n_pending
         done = await in_thread(state, lambda: edit(entry.sequence, ids))
+        count_tokens(request, done.added + done.recomputed - (entry.sequence.n_pending - n_pending))
         return await answer(state, generation, entry, edit=asdict(done))
 
 
@@ -479,7 +513,8 @@ async def generate(body: ContinueSequence, request: Request) -> Response:
     generation, entry = await begin(request)
     try:
         options["adapter"] = entry.adapter or {}
-        await check_cells(generation, state, "max_tokens", body.max_tokens or 0)
+        if body.n == 1:
+            await reserve_text(generation, state, entry, options)
         made = SequenceAnswer(generation, entry, state, body.logprobs)
         await unless_gone(request, generation.start([entry.sequence], {**options, "reasoning": False}))
         if body.stream:
@@ -494,6 +529,17 @@ async def generate(body: ContinueSequence, request: Request) -> Response:
         if isinstance(error, Exception):
             raise translate(error, "sequence_id") from error
         raise
+
+
+async def reserve_text(
+    generation: Generation, state: State, entry: OpenSequence, options: dict[str, Any]
+) -> None:
+    """Reserve cells for a text behind a sequence: all that are left if it is not said how many."""
+    most = options.get("max_tokens", state.settings.defaults.get("max_tokens"))
+    room = await reserve_cells(generation, state, "max_tokens", 1 if most is None else most, entry)
+    if most is None and room + 1 < entry.llm.context_length - entry.sequence.position:
+        options["max_tokens"] = room + 1
+        entry.most += room
 
 
 @router.post("/v1/sequences/{sequence_id}/score", openapi_extra=BY_ID)
@@ -512,6 +558,7 @@ async def score(body: ScoreContinuations, request: Request) -> Response:
         await compute(request, generation, entry)
         scoring = asyncio.wait_for(llm.ascore(entry.sequence, several), generation.left)
         scores = await unless_gone(request, scoring)
+        count_tokens(request, sum(len(ids) - 1 for ids in several))
         data = []
         for index, (ids, numbers) in enumerate(zip(several, scores, strict=True)):
             logprobs = [clamp_logprob(float(number)) for number in numbers]
