@@ -1,4 +1,4 @@
-"""Tiny random models of architectures that llama.cpp reads and Stretto does not, with a byte tokenizer."""
+"""Tiny random models that llama.cpp reads, with a byte tokenizer; Stretto does not know Deci."""
 
 import numpy as np
 

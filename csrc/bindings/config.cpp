@@ -111,6 +111,7 @@ AttentionConfig attention_of(const Part& spec, const std::vector<Rope>& ropes, s
     a.q_norm = norm_in(spec, "q_norm");
     a.k_norm = norm_in(spec, "k_norm");
     a.v_norm = norm_in(spec, "v_norm");
+    a.mixed_norm = norm_in(spec, "mixed_norm");
     if (has(spec, "temperature")) {
         const Part t = part_in(spec, "temperature");
         a.slope = number_in(t, "slope");
@@ -172,6 +173,7 @@ DenseConfig dense_of(const Part& spec) {
     if (xielu.size() != (d.activation == FeedActivation::kXielu ? 4 : 0)) fail("xIELU has four numbers");
     if (!xielu.empty()) d.xielu = {xielu[0], xielu[1], xielu[2], xielu[3]};
     d.sparse = has(spec, "cutoff");
+    d.inner_norm = norm_in(spec, "inner_norm");
     if (d.sparse) d.cutoff = number_in(spec, "cutoff");
     if (d.sparse && !d.gated) fail("a cutoff is one of gates");
     spec.check({"fused"});
@@ -234,6 +236,17 @@ RecurrentConfig recurrent_of(const Part& spec, MixerKind kind) {
         spec.check();
         return r;
     }
+    if (kind == MixerKind::kMamba) {
+        r.width = size_in(spec, "width");
+        r.state_size = size_in(spec, "state_size");
+        r.rank = size_in(spec, "rank");
+        r.conv_bias = flag_in(spec, "conv_bias");
+        r.norm = norm_in(spec, "step_norm");
+        r.b_norm = norm_in(spec, "b_norm");
+        r.c_norm = norm_in(spec, "c_norm");
+        spec.check();
+        return r;
+    }
     r.norm = norm_in(spec, "norm");
     if (kind == MixerKind::kDeltaNet) {
         r.n_key_head = size_in(spec, "n_key_head");
@@ -293,7 +306,7 @@ LayerConfig layer_of(const Part& spec, const std::vector<Rope>& ropes, size_t in
     if (has(spec, "mixer")) {
         const Part mixer = part_in(spec, "mixer");
         layer.mixer = static_cast<MixerKind>(
-            1 + choice_in(mixer, "part", {"Attention", "Latent", "DeltaNet", "Convolution", "Mamba2", "Beside"}));
+            1 + choice_in(mixer, "part", {"Attention", "Latent", "DeltaNet", "Convolution", "Mamba", "Mamba2", "Beside"}));
         const bool beside = layer.mixer == MixerKind::kBeside;
         if (layer.mixer == MixerKind::kLatent) {
             layer.latent = latent_of(mixer);

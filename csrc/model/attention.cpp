@@ -31,9 +31,10 @@ void Decoder::Walk::attention(size_t layer) {
     }
     meet();
     if (a.q_norm.over == Over::kAll || a.k_norm.over == Over::kAll) prepare_whole_rows(layer);
-    const bool in_parts = quantizes_parts(a.width(), a.group() * a.head_size);
+    const bool in_parts = !a.mixed_norm.there() && quantizes_parts(a.width(), a.group() * a.head_size);
     attend(layer, false, in_parts);
     meet();
+    norm_inner(w.mixed_norm, plan_.mixed, a.width());
     if (!in_parts) quantize(plan_.mixed, a.width());
     product(w.o.matrix, plan_.mixed, n_, plan_.added, quantized_);
     meet();

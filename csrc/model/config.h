@@ -43,6 +43,7 @@ struct AttentionConfig {
     bool bias = false, output_bias = false, sinks = false, gate = false, values_are_keys = false;
     bool norm_after_rope = false;
     NormConfig q_norm, k_norm, v_norm;
+    NormConfig mixed_norm;              // of all heads' results together
     float slope = 0.0f, offset = 0.0f;  // of a temperature by position; slope 0: none
     int length = 1;
     bool causal = true;        // else rows see their whole view, or less than `window` positions on either side
@@ -74,6 +75,7 @@ struct DenseConfig {
     std::string suffix;   // of its tensors' names
     bool sparse = false;  // gates that are not above a cutoff become 0:
     float cutoff = 0.0f;  // so many standard deviations above their mean
+    NormConfig inner_norm;  // of what the last matrix reads
 };
 
 enum class Weights { kSoftmax, kSigmoid, kChosen, kOneByOne };
@@ -109,9 +111,10 @@ struct RecurrentConfig {
     size_t kernel = 0;      // tokens that its convolution sees
     size_t n_head = 0, head_size = 0, n_group = 0, state_size = 0;                   // Mamba-2
     size_t n_key_head = 0, n_value_head = 0, key_size = 0, value_size = 0;           // delta net
-    size_t width = 0;                                                                // short convolution
+    size_t width = 0;                                                                // short convolution, Mamba
+    size_t rank = 0;                                                                 // Mamba; its channels are `width`
     bool conv_bias = false, tiled = false, fused = false;
-    NormConfig norm;
+    NormConfig norm, b_norm, c_norm;                                                 // of Mamba: those of steps, B and C
 };
 
 // A residual through a narrow pair of matrices.
@@ -134,7 +137,7 @@ struct StreamsConfig {
 
 constexpr size_t kMostStreams = 16;
 
-enum class MixerKind { kNone, kAttention, kLatent, kDeltaNet, kConvolution, kMamba2, kBeside };
+enum class MixerKind { kNone, kAttention, kLatent, kDeltaNet, kConvolution, kMamba, kMamba2, kBeside };
 enum class FeedForwardKind { kNone, kDense, kExperts };
 
 struct LayerConfig {
@@ -158,8 +161,9 @@ struct LayerConfig {
     bool attends() const { return has_attention() || mixer == MixerKind::kLatent; }
     bool is_delta_net() const { return mixer == MixerKind::kDeltaNet; }
     bool is_convolution() const { return mixer == MixerKind::kConvolution; }
+    bool is_mamba() const { return mixer == MixerKind::kMamba; }
     bool has_mamba2() const { return mixer == MixerKind::kMamba2 || mixer == MixerKind::kBeside; }
-    bool is_recurrent() const { return is_delta_net() || is_convolution() || has_mamba2(); }
+    bool is_recurrent() const { return is_delta_net() || is_convolution() || is_mamba() || has_mamba2(); }
     // K/V heads that a cell holds of this layer, with V a part of K in latent attention.
     size_t cached_heads() const { return attends() && attention.shared < 0 ? attention.n_kv_head : 0; }
     bool values_apart() const { return has_attention(); }

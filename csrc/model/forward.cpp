@@ -198,6 +198,15 @@ void Decoder::Walk::norm_sums(const Norm& norm) {
     for (size_t row = first_; row < last_; ++row) d_.normalize(norm, row_of(x_, row), c_.n_embd, row_of(x_, row));
 }
 
+// Normalises rows within a mixer or a feed-forward in place, if there is such a norm. Alone, all threads read the same row.
+void Decoder::Walk::norm_inner(const Norm& norm, float* rows, size_t columns) {
+    if (!norm.config.there()) return;
+    for (size_t row = first_; row < last_ && (!alone_ || thread_ == 0); ++row) {
+        d_.normalize(norm, rows + row * columns, columns, rows + row * columns);
+    }
+    if (alone_) meet();
+}
+
 // Adds what mixer or feed-forward made to the residual stream. It is changed in memory of the thread's own: alone, all
 // threads read the same.
 void Decoder::Walk::add_rows(float* rows, const std::vector<float>& bias, const Norm& post, float scale) {
@@ -259,7 +268,7 @@ void Decoder::Walk::products(std::initializer_list<Target> targets, const float*
 // The inner rows of a feed-forward, [n][n_ff] in Plan::gate; returns them as integers. `in` are its rows, which are quantised.
 const Quantized& Decoder::Walk::dense(const DenseConfig& config, const DenseWeights& w, const float* in) {
     constexpr size_t kGrain = kBlock / kPanelRows;  // panels of a block
-    const bool in_parts = !config.sparse && quantizes_parts(config.n_ff, kGrain * kPanelRows);
+    const bool in_parts = !config.sparse && !config.inner_norm.there() && quantizes_parts(config.n_ff, kGrain * kPanelRows);
     const Matrix& first = config.gated ? w.gate.matrix : w.up.matrix;
     float* up_out = config.gated ? plan_.up : plan_.gate;
     prepare_changes({&w.gate.matrix, &w.up.matrix}, in, quantized_, n_, plan_.adapted);
@@ -290,6 +299,7 @@ const Quantized& Decoder::Walk::dense(const DenseConfig& config, const DenseWeig
     meet();
     if (in_parts) return plan_.inner_rows;
     if (config.sparse) cut_gates(config);
+    norm_inner(w.inner_norm, plan_.gate, config.n_ff);
     quantize(plan_.gate, config.n_ff);
     return quantized_;
 }

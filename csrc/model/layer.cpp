@@ -57,6 +57,7 @@ void Tensors::attention(const std::string& prefix, const AttentionConfig& c, siz
         head_norm(c.k_norm, to.k_norm, c.n_kv_head);
         head_norm(c.v_norm, to.v_norm, c.n_kv_head);
     }
+    norm(prefix, c.mixed_norm, to.mixed_norm, c.width());
     if (c.sinks) vector(prefix + "attn_sinks.weight", to.sinks, c.n_head);
 }
 
@@ -90,6 +91,23 @@ void Tensors::recurrent(const std::string& prefix, const LayerConfig& config, si
         taps(prefix + "shortconv.conv.weight", w.taps, c.width, c.kernel);
         return linear(prefix + "shortconv.out_proj", out, n_embd, c.width, false);
     }
+    if (config.is_mamba()) {
+        matrix(prefix + "ssm_in", w.in, c.width, n_embd);
+        matrix(prefix + "ssm_in_gate", w.gate, c.width, n_embd);
+        matrix(prefix + "ssm_x_dt", w.alpha, c.rank, c.width);
+        matrix(prefix + "ssm_x_b", w.beta, c.state_size, c.width);
+        matrix(prefix + "ssm_x_c", w.c, c.state_size, c.width);
+        matrix(prefix + "ssm_dt", w.step, c.width, c.rank);
+        taps(prefix + "ssm_conv1d.weight", w.taps, c.width, c.kernel);
+        if (c.conv_bias) vector(prefix + "ssm_conv1d.bias", w.conv_bias, c.width);
+        taps(prefix + "ssm_a", w.a, c.width, c.state_size);
+        vector(prefix + "ssm_d", w.d, c.width);
+        vector(prefix + "ssm_dt.bias", w.dt_bias, c.width);
+        norm(prefix, c.norm, w.norm, c.rank);
+        norm(prefix, c.b_norm, w.b_norm, c.state_size);
+        norm(prefix, c.c_norm, w.c_norm, c.state_size);
+        return linear(prefix + "ssm_out", out, n_embd, c.width, false);
+    }
     const bool delta = config.is_delta_net();
     const size_t heads = delta ? c.n_value_head : c.n_head;
     const size_t inner = delta ? heads * c.value_size : heads * c.head_size;
@@ -116,6 +134,7 @@ void Tensors::dense(const std::string& prefix, const DenseConfig& c, size_t n_em
     if (c.gated) linear(prefix + "ffn_gate" + c.suffix, to.gate, c.n_ff, n_embd, c.bias);
     linear(prefix + "ffn_up" + c.suffix, to.up, c.n_ff, n_embd, c.bias);
     linear(prefix + "ffn_down" + c.suffix, to.down, n_embd, c.n_ff, c.down_bias);
+    norm(prefix, c.inner_norm, to.inner_norm, c.n_ff);
 }
 
 void Tensors::experts(const std::string& prefix, const ExpertsConfig& c, size_t n_embd, ExpertWeights& to) {

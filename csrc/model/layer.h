@@ -23,6 +23,7 @@ struct Linear {
 
 struct DenseWeights {
     Linear gate, up, down;
+    Norm inner_norm;
 };
 
 struct ExpertWeights {
@@ -65,16 +66,17 @@ struct ModelWeights {
 };
 
 struct RecurrentWeights {
-    Matrix in, gate, beta, alpha;  // a delta net has all of them, others `in` only
+    Matrix in, gate, beta, alpha;  // a delta net has all of them, Mamba-2 and convolutions `in` only
+    Matrix step, c;                // of Mamba, whose `alpha` and `beta` make what steps are made of, and B
     std::vector<float> taps, conv_bias, dt_bias, a, d;
-    Norm norm;
+    Norm norm, b_norm, c_norm;
     Linear out;  // where the layer has attention too; else Layer::o
 };
 
 struct Layer {
     Norm norm, ffn_norm, post_norm, post_ffn_norm, sum_norm, ffn_sum_norm;
     Linear q, k, v, o;
-    Norm q_norm, k_norm, v_norm;
+    Norm q_norm, k_norm, v_norm, mixed_norm;
     std::vector<float> sinks;
     Linear q_a, kv_a;             // latent attention: q is behind q_a, and k_norm that of the compressed vectors
     std::vector<Matrix> k_b, v_b;  // one for each head

@@ -55,6 +55,13 @@ Widths widths_of(const Config& config) {
             widen(w.projected, 3 * layer.recurrent.width);
             widen(w.inner, layer.recurrent.width);
         }
+        if (layer.is_mamba()) {
+            const RecurrentConfig& r = layer.recurrent;
+            widen(w.projected, r.width);
+            widen(w.inner, r.width);
+            widen(w.recurrent_heads, std::max(r.rank, 2 * r.state_size));
+            widen(w.input, r.rank);
+        }
         if (layer.has_mamba2()) {
             const Mamba2Weights net = mamba2_of(layer.recurrent, {});
             widen(w.projected, net.projected());

@@ -71,6 +71,7 @@ struct Decoder::Plan {
     float* projected;         // [n][what a recurrent mixer projects to]
     float *outer_gate, *inner;  // [n][inner width] of recurrent mixers
     float *beta, *alpha;      // [n][heads] of delta nets; both in beta if the file has them as one
+                              // of Mamba: [n][state] of B, then of C, and [n][rank] of steps
     float* other;             // [n][n_embd], of a recurrent mixer beside attention
     std::vector<SlotGroup> slots;
     float* scores;            // [n][n_expert]

@@ -4,6 +4,7 @@
 //
 // A gated delta net:    convolve (channels), then correct_heads (heads)
 // A short convolution:  convolve_gated (channels)
+// Mamba:                convolve (channels), then scan_channels (channels)
 // Mamba-2:              convolve (channels), then scan_heads (heads), then gate_groups (groups)
 //
 // Threads share what is in brackets; between two steps all of them must have finished the first.
@@ -76,6 +77,28 @@ struct DeltaNetRows {
 // Value heads [begin, end).
 void correct_heads(const Kernels& kernels, const DeltaNetWeights& w, const DeltaNetRows& rows, float* state,
                    float* scratch, size_t begin, size_t end);
+
+// A layer of Mamba's first version. Its state is [state_size][width].
+struct MambaWeights {
+    size_t width, state_size;
+    const float* a;        // [state_size][width], negative
+    const float* d;        // [width]
+    const float* dt_bias;  // [width]
+
+    size_t state_floats() const { return state_size * width; }
+};
+
+struct MambaRows {
+    SlotRows rows;
+    Columns<const float> x;     // convolved: [width]
+    Columns<const float> b, c;  // [state_size] each
+    Columns<float> gate;        // [width], changed
+    Columns<float> out;         // [width]: comes with what the channels' steps are made of
+};
+
+// Channels [begin, end): what C reads of the state, × silu(gate).
+void scan_channels(const Kernels& kernels, const MambaWeights& w, const MambaRows& rows, float* state, size_t begin,
+                   size_t end);
 
 // A Mamba-2 layer. Its state is [n_head][tiles of 16 values][state_size][16], then a scale for each head.
 struct Mamba2Weights {

@@ -28,6 +28,7 @@ void Decoder::Walk::recurrent(size_t layer, const Linear& projection, float* out
     size_t width = 0;
     if (config.is_delta_net()) width = delta_net(layer);
     if (config.is_convolution()) width = short_convolution(layer);
+    if (config.is_mamba()) width = mamba(layer);
     if (config.has_mamba2()) width = mamba2(layer);
     quantize(plan_.inner, width);
     product(projection.matrix, plan_.inner, n_, out, quantized_);
@@ -76,6 +77,36 @@ size_t Decoder::Walk::short_convolution(size_t layer) {
         convolve_gated(kernel_, convolution, rows, {plan_.projected, 3 * width}, {plan_.inner, width}, state, begin, end);
     });
     return width;
+}
+
+size_t Decoder::Walk::mamba(size_t layer) {
+    const LayerConfig& config = c_.layers[layer];
+    const RecurrentConfig& r = config.recurrent;
+    const RecurrentWeights& w = d_.layers_[layer].recurrent;
+    const MambaWeights net = mamba_of(r, w);
+    const ConvolutionWeights convolution = convolution_of(config, w);
+    products({{&w.in, plan_.projected}, {&w.gate, plan_.outer_gate}}, normed_);
+    meet();
+    const Columns<float> x{plan_.projected, r.width};
+    each_slot(layer, r.width, channel_step(r.width), [&](const SlotRows& rows, float* state, size_t begin, size_t end) {
+        convolve(kernel_, convolution, rows, x, state, begin, end);
+    });
+    quantize(x.data, r.width);
+    float* c = plan_.beta + n_ * r.state_size;
+    products({{&w.alpha, plan_.alpha}, {&w.beta, plan_.beta}, {&w.c, c}}, x.data);
+    meet();
+    norm_inner(w.norm, plan_.alpha, r.rank);
+    norm_inner(w.b_norm, plan_.beta, r.state_size);
+    norm_inner(w.c_norm, c, r.state_size);
+    quantize(plan_.alpha, r.rank);
+    product(w.step, plan_.alpha, n_, plan_.inner, quantized_);
+    meet();
+    each_slot(layer, r.width, channel_step(r.width), [&](const SlotRows& rows, float* state, size_t begin, size_t end) {
+        const MambaRows given{rows, {x.data, x.stride}, {plan_.beta, r.state_size}, {c, r.state_size},
+                              {plan_.outer_gate, r.width}, {plan_.inner, r.width}};
+        scan_channels(kernel_, net, given, state + history_floats(config), begin, end);
+    });
+    return r.width;
 }
 
 size_t Decoder::Walk::mamba2(size_t layer) {

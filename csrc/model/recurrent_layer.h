@@ -16,6 +16,10 @@ inline Mamba2Weights mamba2_of(const RecurrentConfig& c, const RecurrentWeights&
             c.norm.there() ? w.norm.weight.data() : nullptr, c.norm.eps};
 }
 
+inline MambaWeights mamba_of(const RecurrentConfig& c, const RecurrentWeights& w) {
+    return {c.width, c.state_size, w.a.data(), w.d.data(), w.dt_bias.data()};
+}
+
 inline size_t channels_of(const LayerConfig& layer) {
     if (layer.is_delta_net()) return delta_net_of(layer.recurrent, {}).channels();
     if (layer.has_mamba2()) return mamba2_of(layer.recurrent, {}).channels();
@@ -34,6 +38,7 @@ inline size_t history_floats(const LayerConfig& layer) {
 inline size_t recurrent_floats(const LayerConfig& layer) {
     size_t heads = 0;
     if (layer.is_delta_net()) heads = delta_net_of(layer.recurrent, {}).state_floats();
+    if (layer.is_mamba()) heads = mamba_of(layer.recurrent, {}).state_floats();
     if (layer.has_mamba2()) heads = mamba2_of(layer.recurrent, {}).state_floats();
     return history_floats(layer) + whole_lines(heads);
 }

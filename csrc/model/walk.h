@@ -53,6 +53,7 @@ private:
     void norm_rows(const Norm& norm);
     void renorm_before(const Norm& norm);
     void norm_sums(const Norm& norm);
+    void norm_inner(const Norm& norm, float* rows, size_t columns);
     void add_rows(float* rows, const std::vector<float>& bias, const Norm& post, float scale);
     // Calls multiply(piece), then finish(piece), for the pieces of a product that this thread gets to do. Where A x is still
     // being computed, all that it gets are multiplied first.
@@ -127,6 +128,7 @@ private:
     size_t channel_step(size_t channels) const;
     size_t delta_net(size_t layer);          // these give the width of their rows
     size_t short_convolution(size_t layer);
+    size_t mamba(size_t layer);
     size_t mamba2(size_t layer);
 
     void feed_forward(size_t layer);

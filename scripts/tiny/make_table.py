@@ -36,7 +36,7 @@ from tiny.base import LENGTHS, VOCABULARY, randomize, run
 from tiny.check_converter import converted
 from tiny.check_xllamacpp import difference, serve, with_vocabulary
 from tiny.names import randomize_buffers
-from tiny.table import FURTHER, HEADS, HIDDEN, KV_HEADS, OWN, STAND_INS, TABLE
+from tiny.table import FURTHER, HEADS, HIDDEN, IN_FLOAT32, KV_HEADS, OWN, STAND_INS, TABLE
 from tiny_models import text_logits
 
 DATA = Path(__file__).parent.parent.parent / "tests" / "data"
@@ -78,7 +78,7 @@ def make(name: str) -> str:
     file, folder = DATA / "tiny" / f"{name}.gguf", DATA / "folders" / name
     with tempfile.TemporaryDirectory() as temporary:
         saved = Path(temporary) / "saved"
-        model.half().save_pretrained(saved)
+        (model if name in IN_FLOAT32 else model.half()).save_pretrained(saved)
         (saved / "generation_config.json").unlink(missing_ok=True)
         config = saved / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | FURTHER.get(name, {}), indent=1))
@@ -87,7 +87,8 @@ def make(name: str) -> str:
         elif name in OWN:
             written(saved, Path(temporary) / "model.gguf")
         else:
-            converted(saved, Path(temporary) / "model.gguf", "MOSTLY_F16")
+            kind = "ALL_F32" if name in IN_FLOAT32 else "MOSTLY_F16"
+            converted(saved, Path(temporary) / "model.gguf", kind)
         with_vocabulary(Path(temporary) / "model.gguf", Path(temporary) / "words.gguf")
         try:
             server = serve(Path(temporary) / "words.gguf")

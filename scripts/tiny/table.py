@@ -26,6 +26,13 @@ LLAMA3 = ROPE | {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 0.25, 
 LLAMA3 |= {"original_max_position_embeddings": 32}
 NO_DROPOUT = {"residual_dropout": 0.0, "embedding_dropout": 0.0}
 NO_GROUPS = {"num_key_value_heads": HEADS}
+MAMBA = {
+    "vocab_size": VOCABULARY,
+    "num_hidden_layers": 3,
+    "state_size": 5,
+    "conv_kernel": 3,
+    "time_step_rank": 6,
+} | TOKENS
 FALCON = {"layer_norm_epsilon": EPSILON, "rope_parameters": PLAIN, "max_position_embeddings": 2048}
 
 
@@ -63,15 +70,53 @@ def gpt2_sizes(**other: Any) -> dict[str, Any]:
 TABLE: dict[str, Callable[[], Any]] = {
     "apertus": lambda: t.ApertusForCausalLM(t.ApertusConfig(**sizes())),
     "arcee": lambda: t.ArceeForCausalLM(t.ArceeConfig(**sizes(tie_word_embeddings=True))),
+    "bitnet": lambda: t.BitNetForCausalLM(
+        t.BitNetConfig(**sizes(hidden_act="silu", tie_word_embeddings=True))
+    ),
+    "bitnet-relu2": lambda: t.BitNetForCausalLM(t.BitNetConfig(**sizes(tie_word_embeddings=True))),
     "chatglm": lambda: t.GlmForCausalLM(
         t.GlmConfig(**sizes(rope_parameters=PARTIAL, head_dim=8, attention_bias=True))
     ),
     "codeshell": lambda: t.Starcoder2ForCausalLM(
         t.Starcoder2Config(**sizes(norm_epsilon=EPSILON, sliding_window=None, **NO_DROPOUT))
     ),
+    "dbrx": lambda: t.DbrxForCausalLM(
+        t.DbrxConfig(
+            vocab_size=VOCABULARY,
+            d_model=HIDDEN,
+            n_heads=HEADS,
+            n_layers=LAYERS,
+            max_seq_len=CONTEXT,
+            rope_parameters=dict(ROPE),
+            attn_config={"kv_n_heads": KV_HEADS, "clip_qkv": 0.8, "rope_theta": 5000.0},
+            ffn_config={"ffn_hidden_size": 48, "moe_num_experts": 5, "moe_top_k": 2},
+            attn_implementation="eager",
+            **TOKENS,
+        )
+    ),
     "exaone": lambda: t.LlamaForCausalLM(t.LlamaConfig(**sizes(rope_parameters=LLAMA3))),
+    "falcon-mamba": lambda: t.FalconMambaForCausalLM(
+        t.FalconMambaConfig(**MAMBA, hidden_size=HIDDEN, layer_norm_epsilon=EPSILON, mixer_rms_eps=EPSILON)
+    ),
     "internlm2": lambda: t.LlamaForCausalLM(t.LlamaConfig(**sizes())),
+    "jamba": lambda: t.JambaForCausalLM(
+        t.JambaConfig(
+            **sizes(num_hidden_layers=4, intermediate_size=32),
+            attn_layer_period=2,
+            attn_layer_offset=1,
+            expert_layer_period=2,
+            expert_layer_offset=1,
+            num_experts=4,
+            num_experts_per_tok=2,
+            mamba_d_state=5,
+            mamba_d_conv=3,
+            mamba_dt_rank=6,
+        )
+    ),
     "jais2": lambda: t.Jais2ForCausalLM(t.Jais2Config(**sizes(head_dim=8, **LAYER_NORM))),
+    "mamba": lambda: t.MambaForCausalLM(
+        t.MambaConfig(**MAMBA, hidden_size=HIDDEN, layer_norm_epsilon=EPSILON, tie_word_embeddings=True)
+    ),
     "orion": lambda: t.StableLmForCausalLM(t.StableLmConfig(**sizes(rope_parameters=WHOLE, **LAYER_NORM))),
     "qwen": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(**sizes(**NO_GROUPS))),
     "xverse": lambda: t.LlamaForCausalLM(t.LlamaConfig(**sizes())),
@@ -140,5 +185,7 @@ STAND_INS = {
     "qwen": "qwen2",
     "xverse": "llama",
 }
+# Saved in float32: llama.cpp's converter computes -exp of the decays in the type that the folder has.
+IN_FLOAT32 = ("falcon-mamba", "jamba", "mamba")
 # Made of the folder by Stretto: llama.cpp's converter fails with what today's transformers saves.
-OWN = ("gptneox", "gptneox-serial", "mpt", "stablelm-12b")
+OWN = ("bitnet", "bitnet-relu2", "gptneox", "gptneox-serial", "mpt", "stablelm-12b")

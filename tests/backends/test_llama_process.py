@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stretto
-from strange_models import N_EMBD, TOKENS, xverse
+from strange_models import N_EMBD, TOKENS, deci
 from stretto.backends.llama_process import LibraryEnded, LlamaProcess
 from stretto.errors import ModelError, StrettoError, Unsupported
 
@@ -117,7 +117,7 @@ def package(tmp_path, monkeypatch):
 
 @pytest.fixture
 def path(tmp_path):
-    return xverse(tmp_path / "xverse.gguf")
+    return deci(tmp_path / "deci.gguf")
 
 
 def opened(path):
@@ -149,7 +149,7 @@ def test_calls_are_answered_by_the_other_process(package, path):
 @pytest.mark.parametrize("place", ["import", "load", "context"])
 def test_an_end_while_it_loads_is_an_error(package, path, place, number):
     package(f"{place} {int(number)}")
-    words = rf"xverse.*llama-cpp-python 0\.0\.1.* ended by {number.name}: .*GGML_ASSERT\(false\) failed"
+    words = rf"deci.*llama-cpp-python 0\.0\.1.* ended by {number.name}: .*GGML_ASSERT\(false\) failed"
     with pytest.raises(LibraryEnded, match=words) as caught:
         stretto.load(path, backend="llamacpp", cells=64, threads=1)
     assert (caught.value.param, caught.value.value) == ("backend", "llamacpp")
@@ -177,9 +177,7 @@ def test_an_end_by_itself_has_a_status(package, path):
 
 def test_refusals_keep_their_kind(package, path):
     package("load fail")
-    with pytest.raises(
-        ModelError, match=r"xverse.gguf: llama.cpp cannot load it: tensor is missing"
-    ) as caught:
+    with pytest.raises(ModelError, match=r"deci.gguf: llama.cpp cannot load it: tensor is missing") as caught:
         opened(path)
     assert caught.value.path == str(path)
     package("import fail")

@@ -26,7 +26,8 @@ CONVOLUTIONS = ["lfm2", "lfm2moe"]
 GRANITE = ["granitehybrid", "granitehybrid-moe"]
 FALCON = ["falcon-h1", "falcon-h1-plain"]
 MAMBAS = [*GRANITE, "nemotron_h", "nemotron_h_moe", *FALCON]
-NAMES = [*DELTA_NETS, *CONVOLUTIONS, *MAMBAS]
+FIRST = ["mamba", "falcon-mamba", "jamba"]
+NAMES = [*DELTA_NETS, *CONVOLUTIONS, *MAMBAS, *FIRST]
 
 
 def slots(*numbers):
@@ -56,7 +57,7 @@ def test_a_text_in_chunks_gives_what_transformers_gives(name, size):
     assert np.abs(found - expected).max() < TOLERANCE * max(1.0, expected.std())
 
 
-@pytest.mark.parametrize("name", ["qwen35", "lfm2", "nemotron_h", "falcon-h1"])
+@pytest.mark.parametrize("name", ["qwen35", "lfm2", "nemotron_h", "falcon-h1", "jamba"])
 def test_two_texts_in_one_batch_keep_their_states_apart(name):
     backend, cells = backend_with_slots(name), Cells(96)
     texts = [answer(name, f"tokens.{i}")[:30] for i in range(2)]
@@ -143,6 +144,11 @@ MUTANTS = {
     "convolution: backwards": ({"taps[:, back]": "taps[:, -1 - back]"}, NAMES),
     "convolution: no bias": ({"out if bias is None else out + bias": "out"}, MAMBAS),
     "short convolution: gates swapped": ({"b, c, inner = np": "c, b, inner = np"}, CONVOLUTIONS),
+    "Mamba: no decay": ({'np.exp(step[row][:, None] * w["ssm_a"])': "1"}, FIRST),
+    "Mamba: x not scaled by the step": ({"(step[row] * mixed[row])": "mixed[row]"}, FIRST),
+    "Mamba: no D": ({' + w["ssm_d"] * mixed[row]': ""}, FIRST),
+    "Mamba: B and C swapped": ({"low, b, c = (": "low, c, b = ("}, FIRST),
+    "Mamba: steps, B and C of any length": ({"w.norm(norm, w.matmul(mixed,": "(w.matmul(mixed,"}, FIRST[1:]),
     "Mamba-2: no decay": ({TOKEN + "memory": "memory"}, MAMBAS),
     "Mamba-2: x not scaled by the step": ({"step[row][:, None] * values[t]": "values[t]"}, MAMBAS),
     "Mamba-2: no D": ({' + w["ssm_d"] * values[t]': ""}, MAMBAS),

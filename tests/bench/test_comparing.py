@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from serving import mock, serving
-from strange_models import TOKENS, xverse
+from strange_models import TOKENS, deci
 from stretto.bench import comparing
 from stretto.bench.comparing import ComparePlan, Contestant, Found, Skipped, page
 from stretto.bench.comparing.results import Prompts, plot
@@ -52,7 +52,7 @@ def fake(monkeypatch, tmp_path):
     (tmp_path / "worker_fake.py").write_text(FAKE)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     model = tmp_path / "model.gguf"
-    xverse(model)
+    deci(model)
 
     def make(name, **options):
         return Contestant(name, sys.executable, "worker_fake", str(model), options)
@@ -210,7 +210,7 @@ def test_stretto_itself_is_measured(smollm2_path):
 
 @pytest.mark.parametrize("api", ["Ollama", "OpenAI"])
 def test_a_server_by_url_takes_part(api, tmp_path):
-    model = xverse(tmp_path / "model.gguf")
+    model = deci(tmp_path / "model.gguf")
     with serving(mock("Hello world, this is a mock." * 4, cells=4096, context_length=2048)) as running:
         url = f"{running.url}/v1#mock" if api == "OpenAI" else running.url
         each = Contestant("server", sys.executable, "worker_http", str(model), {"url": url})
@@ -224,7 +224,7 @@ def test_a_server_by_url_takes_part(api, tmp_path):
 
 
 def test_a_server_that_is_not_there_says_so(tmp_path):
-    model = xverse(tmp_path / "model.gguf")
+    model = deci(tmp_path / "model.gguf")
     each = Contestant("gone", sys.executable, "worker_http", str(model), {"url": "http://127.0.0.1:9"})
     files = Contestant("file", sys.executable, "worker_http", str(model), {"url": "file:///etc/passwd"})
     result = comparing.compare("model", Found([each, files], []), SMALL)

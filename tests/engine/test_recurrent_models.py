@@ -23,6 +23,8 @@ KINDS = (
     "nemotron_h",
     "falcon-h1",
     "mamba2",
+    "mamba",
+    "jamba",
 )
 NAMES = [name for name in KINDS if (FOLDER / f"{name}.gguf").exists()]
 PROMPT = [7 + i * i % 61 for i in range(75)]

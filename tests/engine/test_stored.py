@@ -296,7 +296,9 @@ def test_a_mock_without_cells_works(folder):
         llm.generate(TOKENS[:100], max_tokens=2)
 
 
-HYBRID = [name for name in ("qwen35", "lfm2", "nemotron_h", "mamba2") if (FOLDER / f"{name}.gguf").exists()]
+HYBRID = [
+    name for name in ("qwen35", "lfm2", "nemotron_h", "mamba2", "jamba") if (FOLDER / f"{name}.gguf").exists()
+]
 
 
 @pytest.mark.parametrize("name", HYBRID)

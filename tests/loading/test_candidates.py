@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from strange_models import deci, mamba
+from strange_models import deci
 from stretto.backends import llama_library
 from stretto.backends.base import BackendOptions
 from stretto.backends.registry import serving
@@ -73,7 +73,7 @@ def test_a_backend_that_was_not_asked_for_is_listed_and_not_chosen():
     ]
 
 
-@pytest.mark.parametrize("make", [deci, mamba])
+@pytest.mark.parametrize("make", [deci])
 def test_an_architecture_of_others_has_a_bare_spec(make, tmp_path):
     path = make(tmp_path / "model.gguf")
     with GGUF(path) as file:

@@ -100,12 +100,14 @@ def tensors(*parts, layers=(0, 1, 2, 5)):
 
 
 def test_a_refused_file_says_which_layers_need_which_operation(tmp_path):
-    path = tmp_path / "jamba.gguf"
+    path = tmp_path / "rwkv7.gguf"
     ends = {"token_embd.weight": np.ones((2, 32), np.float32)}
-    given = ends | tensors("attn_q", "ffn_up.3", layers=(3, 4)) | tensors("ssm_x", "ssm_dt_norm", "ssm_in")
-    write_gguf(path, {"general.architecture": "jamba"}, given)
+    given = (
+        ends | tensors("attn_q", "ffn_up.3", layers=(3, 4)) | tensors("time_mix_a", "channel_mix_k", "ssm_in")
+    )
+    write_gguf(path, {"general.architecture": "rwkv7"}, given)
     with GGUF(path) as file:
-        words = "the selective scan of Mamba's first version (ssm_dt_norm, ssm_x)"
+        words = "RWKV's mixer (WKV) and shifted tokens (channel_mix_k, time_mix_a)"
         assert [str(lack) for lack in list_lacks(file)] == [f"layers 0 to 2, 5: {words}"]
         assert beyond_llama_cpp(file) == ""
 

@@ -124,6 +124,8 @@ def _parts(layer: Layer) -> Iterator[str]:
         yield "a feed-forward whose gates are mostly 0"
     if isinstance(layer.ffn, Dense) and layer.ffn.xielu:
         yield "the xIELU activation"
+    if isinstance(layer.ffn, Dense) and layer.ffn.inner_norm is not None:
+        yield "a norm within the feed-forward"
     if layer.parallel and layer.ffn_norm is not None:
         yield "a norm of its own for a feed-forward beside attention"
     if isinstance(layer.mixer, Attention):
@@ -131,6 +133,8 @@ def _parts(layer: Layer) -> Iterator[str]:
             yield "attention sinks"
         if layer.mixer.clip:
             yield "a limit of q, k and v"
+        if layer.mixer.mixed_norm is not None:
+            yield "a norm of attention's result"
         if layer.mixer.chunked:
             yield "attention in chunks"
         if layer.mixer.alibi:

@@ -33,6 +33,7 @@ class Dense:
     cutoff: float | None = None
     down_bias: bool | None = None  # of the last matrix; None: as `bias`, that of the others
     xielu: tuple[float, ...] = ()
+    inner_norm: Norm | None = None  # of what the last matrix reads
 
     @property
     def has_down_bias(self) -> bool:
@@ -51,7 +52,7 @@ class Dense:
         for name, n in rows.items():
             if self.has_down_bias if "down" in name else self.bias:
                 shapes[f"{name}.bias"] = (n,)
-        return shapes
+        return shapes | (self.inner_norm.tensors(self.n_ff) if self.inner_norm is not None else {})
 
     def slices(self) -> dict[str, Slice]:
         """Gate and up within a fused tensor."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from stretto.models import common
 from stretto.models.common import MAX_HEAD_SIZE, Keys
-from stretto.models.spec import Attention, DeltaNet, Dense, Experts, Layer, Mamba2, ModelSpec, Norm
+from stretto.models.spec import Attention, DeltaNet, Dense, Experts, Layer, Mamba, Mamba2, ModelSpec, Norm
 
 MAX_HEADS = 1 << 16
 MAX_KERNEL = 16  # tokens of a convolution; models have 3 or 4
@@ -26,6 +26,19 @@ def _divided(keys: Keys, name: str, count: int, shares: int, what: str) -> int:
     if count % shares:
         raise keys.error(name, f"{count} {what} cannot be divided by {shares}")
     return count // shares
+
+
+def mamba(keys: Keys, norms: Callable[[str], Norm] | None = None) -> Mamba:
+    """The layers of Mamba's first version; `norms(name)` is that of steps, B or C, with that name."""
+    parts = {piece: f"ssm_{name}_norm" for piece, name in (("step", "dt"), ("b", "b"), ("c", "c"))}
+    return Mamba(
+        width=keys.size("ssm.inner_size"),
+        state_size=keys.size("ssm.state_size", most=MAX_HEAD_SIZE),
+        rank=keys.size("ssm.time_step_rank", most=MAX_HEADS),
+        kernel=kernel(keys, "ssm.conv_kernel"),
+        conv_bias=any(keys.has(f"blk.{i}.ssm_conv1d.bias") for i in range(keys.n_layer)),
+        **{f"{piece}_norm": norms(name) for piece, name in parts.items() if norms is not None},
+    )
 
 
 def mamba2(keys: Keys, norm: bool, conv_bias: bool) -> Mamba2:

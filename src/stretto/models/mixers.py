@@ -1,9 +1,9 @@
 """The mixers of a layer, as plain data: they let a token see other tokens.
 
 `Attention` and `Latent` (attention over a compressed cache) read cells. The recurrent ones, `DeltaNet`,
-`Convolution` and `Mamba2`, keep a state of fixed size instead, which summarises all tokens before. Each
-names the tensors it needs, without the prefix of its layer; `slices` are tensors that are parts of others
-in the file.
+`Convolution`, `Mamba` and `Mamba2`, keep a state of fixed size instead, which summarises all tokens
+before. Each names the tensors it needs, without the prefix of its layer; `slices` are tensors that are parts
+of others in the file.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Attention:
     alibi: tuple[float, ...] = ()
     chunked: bool = False
     clip: float = 0.0
+    mixed_norm: Norm | None = None  # of all heads' results together, before the projection of the output
 
     @property
     def reach(self) -> int | None:
@@ -87,6 +88,8 @@ class Attention:
         for norm, heads in norms:
             if norm is not None:
                 shapes |= norm.tensors(*norm.shape(heads, self.head_size))
+        if self.mixed_norm is not None:
+            shapes |= self.mixed_norm.tensors(self.n_head * self.head_size)
         if self.sinks:
             shapes["attn_sinks.weight"] = (self.n_head,)
         return shapes
@@ -240,6 +243,63 @@ class Convolution:
 
 
 @dataclass(frozen=True)
+class Mamba:
+    """Mamba's first version: each channel has a state of some numbers, each of which decays by itself.
+
+    Steps, B and C are made of a token's convolved channels; the steps through `rank` numbers.
+    """
+
+    width: int  # channels
+    state_size: int
+    rank: int
+    kernel: int
+    step_norm: Norm | None = None
+    b_norm: Norm | None = None
+    c_norm: Norm | None = None
+    conv_bias: bool = True
+
+    recurrent = "Mamba"
+    kv = None
+
+    @property
+    def state_floats(self) -> int:
+        """The size of the state: the convolution's last inputs, and the channels' numbers."""
+        return (self.kernel - 1 + self.state_size) * self.width
+
+    def tensors(self, n_embd: int) -> Shapes:
+        """The tensors of the file."""
+        shapes: Shapes = {
+            "ssm_in.weight": (2 * self.width, n_embd),
+            "ssm_conv1d.weight": (self.width, self.kernel),
+            "ssm_x.weight": (self.rank + 2 * self.state_size, self.width),
+            "ssm_dt.weight": (self.width, self.rank),
+            "ssm_dt.bias": (self.width,),
+            "ssm_a": (self.width, self.state_size),
+            "ssm_d": (self.width,),
+            "ssm_out.weight": (n_embd, self.width),
+        }
+        if self.conv_bias:
+            shapes["ssm_conv1d.bias"] = (self.width,)
+        norms = (self.step_norm, self.rank), (self.b_norm, self.state_size), (self.c_norm, self.state_size)
+        for norm, size in norms:
+            if norm is not None:
+                shapes |= norm.tensors(size)
+        return shapes
+
+    def slices(self) -> dict[str, Slice]:
+        """The channels and their gates within one tensor; what steps, B and C are made with in another."""
+        found: dict[str, Slice] = {}
+        parts = {"ssm_in": {"": self.width, "_gate": self.width}}
+        parts["ssm_x"] = {"_dt": self.rank, "_b": self.state_size, "_c": self.state_size}
+        for tensor, sizes in parts.items():
+            first = 0
+            for name, rows in sizes.items():
+                found[f"{tensor}{name}.weight"] = Slice(f"{tensor}.weight", first, rows)
+                first += rows
+        return found
+
+
+@dataclass(frozen=True)
 class Mamba2:
     """Mamba-2: a state for each head that decays by one number, and the output of its groups of B and C."""
 
@@ -321,4 +381,4 @@ class Beside:
         return self.attention.slices()
 
 
-Mixer = Attention | Latent | DeltaNet | Convolution | Mamba2 | Beside
+Mixer = Attention | Latent | DeltaNet | Convolution | Mamba | Mamba2 | Beside

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from stretto.models.feed_forward import Dense, Experts, FeedForward, Routing
-from stretto.models.mixers import Attention, Beside, Convolution, DeltaNet, Latent, Mamba2, Mixer
+from stretto.models.mixers import Attention, Beside, Convolution, DeltaNet, Latent, Mamba, Mamba2, Mixer
 from stretto.models.parts import (
     Head,
     LayerInput,
@@ -43,6 +43,7 @@ __all__ = [
     "Layer",
     "LayerInput",
     "LowRank",
+    "Mamba",
     "Mamba2",
     "ModelSpec",
     "Norm",

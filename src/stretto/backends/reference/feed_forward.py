@@ -21,14 +21,14 @@ def dense(ffn: Dense, w: LayerWeights, x: Floats) -> Floats:
 
     up = w.matmul(x, f"ffn_up{s}")
     if not ffn.gated:
-        return w.matmul(act(up), f"ffn_down{s}")
+        return w.matmul(w.norm(ffn.inner_norm, act(up)), f"ffn_down{s}")
     gate = w.matmul(x, f"ffn_gate{s}")
     if ffn.cutoff is not None:
         gate = (
             gate - gate.mean(axis=1, keepdims=True) - np.float32(ffn.cutoff) * gate.std(axis=1, keepdims=True)
         )
         gate = np.maximum(gate, 0)
-    return w.matmul(act(gate) * up, f"ffn_down{s}")
+    return w.matmul(w.norm(ffn.inner_norm, act(gate) * up), f"ffn_down{s}")
 
 
 def experts(ffn: Experts, w: LayerWeights, x: Floats, before: Floats) -> Floats:

@@ -19,7 +19,7 @@ from stretto.backends.reference.layer import (
     softplus,
 )
 from stretto.errors import InvalidRequest
-from stretto.models.mixers import Attention, Convolution, DeltaNet, Latent, Mamba2
+from stretto.models.mixers import Attention, Convolution, DeltaNet, Latent, Mamba, Mamba2
 from stretto.models.parts import Norm
 
 
@@ -51,7 +51,7 @@ def mix_attention(mixer: Attention, w: LayerWeights, i: int, x: Floats, run: Pas
         run.attention.append(weights)
     if mixer.gate:
         mixed = mixed * sigmoid(gate.reshape(n, -1))
-    return w.matmul(mixed, "attn_output")
+    return w.matmul(w.norm(mixer.mixed_norm, mixed), "attn_output")
 
 
 def _clipped(mixer: Attention, x: Floats) -> Floats:
@@ -227,6 +227,25 @@ def mamba2(mixer: Mamba2, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floa
         groups = gated.reshape(n, mixer.n_group, -1)
         gated = w.norm(mixer.norm, groups).reshape(n, -1)
     return w.matmul(gated, "ssm_out")
+
+
+def mamba(mixer: Mamba, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floats:
+    """A state for each channel, to which a token adds the channel times B, and which it reads with C."""
+    mixed, gate = w.matmul(x, "ssm_in"), w.matmul(x, "ssm_in_gate")
+    for rows, history, _ in _states(run, i, mixer.kernel, mixer.width):
+        mixed[rows] = convolve(history, mixed[rows], w["ssm_conv1d.weight"], w.get("ssm_conv1d.bias"))
+    mixed = silu(mixed)
+    norms = {"dt": mixer.step_norm, "b": mixer.b_norm, "c": mixer.c_norm}
+    low, b, c = (w.norm(norm, w.matmul(mixed, f"ssm_x_{name}")) for name, norm in norms.items())
+    step = softplus(w.matmul(low, "ssm_dt"))  # [n, channels]
+    out = np.empty_like(mixed)
+    for rows, _, memory in _states(run, i, mixer.kernel, mixer.width):
+        state = memory.reshape(mixer.width, mixer.state_size)
+        for row in rows:
+            state *= np.exp(step[row][:, None] * w["ssm_a"])
+            state += (step[row] * mixed[row])[:, None] * b[row]
+            out[row] = state @ c[row] + w["ssm_d"] * mixed[row]
+    return w.matmul(out * silu(gate), "ssm_out")
 
 
 def convolve(history: Floats, x: Floats, taps: Floats, bias: Floats | None = None) -> Floats:

@@ -178,6 +178,7 @@ class AttentionLayer:
         self.q_norm = _head_norm(w, mixer.q_norm, heads, size)
         self.k_norm = None if shared else _head_norm(w, mixer.k_norm, kv_heads, size)
         self.v_norm = None if shared else _head_norm(w, mixer.v_norm, kv_heads, size)
+        self.mixed_norm = w.norm(mixer.mixed_norm, heads * size)
         sinks = w.vector("attn_sinks.weight", heads) if mixer.sinks else None
         alibi = torch.tensor(mixer.alibi, device=w.device) if mixer.alibi else None
         self.scoring = Scoring(mixer.scale, mixer.cap, sinks, alibi)
@@ -190,7 +191,10 @@ class AttentionLayer:
         projected = product(x, self.projection, bias=self.bias)
         if self.mixer.clip:
             projected = projected.clamp(-self.mixer.clip, self.mixer.clip)
-        return product(self.attend(projected, run), self.output, bias=self.output_bias)
+        mixed = self.attend(projected, run)
+        if self.mixed_norm is not None:
+            mixed = normalize(mixed, self.mixed_norm, self.dtype)
+        return product(mixed, self.output, bias=self.output_bias)
 
     def attend(self, projected: Tensor, run: Pass) -> Tensor:
         """dtype[n, heads × size]: the attention of rows to their cells, from their projections."""

@@ -230,6 +230,7 @@ class DenseLayer:
             self.bias = self.bias.view(2, -1).t().reshape(-1).contiguous()
         self.output = w.matrix({down: n_embd}, ffn.n_ff)
         self.output_bias = w.biases({down: n_embd}) if ffn.has_down_bias else None
+        self.inner_norm = w.norm(ffn.inner_norm, ffn.n_ff)
 
     def __call__(self, x: Tensor) -> Tensor:
         """dtype[n, n_embd], from normalised rows."""
@@ -243,6 +244,8 @@ class DenseLayer:
             both = product(x, self.inner, bias=self.bias, out_dtype=torch.float32)
             gate, up = both[:, : ffn.n_ff], both[:, ffn.n_ff :]
             inner = (activate(ffn.activation, cut_off(gate, ffn.cutoff)) * up).to(self.dtype)
+        if self.inner_norm is not None:
+            inner = norm(inner, self.inner_norm, self.dtype)
         return product(inner, self.output, bias=self.output_bias)
 
 

@@ -74,7 +74,9 @@ def _is_plain_layer(made: DecoderLayer) -> bool:
         and isinstance(mixer, AttentionLayer)
         and not mixer.mixer.gate
         and not mixer.mixer.clip
+        and mixer.mixed_norm is None
         and isinstance(ffn, DenseLayer)
+        and ffn.inner_norm is None
         and ffn.paired
         and _is_rms(made.norm)
         and _is_rms(made.ffn_norm)

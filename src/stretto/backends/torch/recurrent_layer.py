@@ -15,7 +15,7 @@ from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.weights import LayerWeights
 from stretto.backends.torch.work import TILE, Runs
 from stretto.errors import Unsupported
-from stretto.models.mixers import Convolution, DeltaNet, Mamba2
+from stretto.models.mixers import Convolution, DeltaNet, Mamba, Mamba2
 from stretto.models.parts import Norm
 
 # Recurrent mixers on a device: each row advances the state in its slot, token after token.
@@ -26,6 +26,9 @@ from stretto.models.parts import Norm
 # has.
 
 LENGTH_EPSILON = 1e-6  # of the length that queries and keys of a delta net are divided by
+
+
+Recurrent = DeltaNet | Convolution | Mamba | Mamba2
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Weights:
     norm: Tensor = None  # [value_size], or of Mamba-2 [inner]
 
 
-def weights_of(mixer: DeltaNet | Convolution | Mamba2, get: Callable[[str], Tensor | None]) -> Weights:
+def weights_of(mixer: Recurrent, get: Callable[[str], Tensor | None]) -> Weights:
     """A mixer's weights from its layer's tensors: `get(name)` is one in float32 on the device, or None."""
     if mixer.kernel - 1 > TILE:
         raise Unsupported(
@@ -48,6 +51,8 @@ def weights_of(mixer: DeltaNet | Convolution | Mamba2, get: Callable[[str], Tens
             param="kernel",
             value=mixer.kernel,
         )
+    if isinstance(mixer, Mamba):
+        raise Unsupported("Mamba's first version; device='cpu' has it", param="mixer", value=mixer.recurrent)
     if isinstance(mixer, Convolution):
         return Weights(_taps(get("shortconv.conv.weight")))
     norm = None if mixer.norm is None else get(_rms_name(mixer.norm))
@@ -222,9 +227,6 @@ def _flat(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.reshape(-1)
 
 
-Recurrent = DeltaNet | Convolution | Mamba2
-
-
 class RecurrentLayer:
     """A mixer that advances the state in each row's slot."""
 
@@ -249,7 +251,7 @@ class RecurrentLayer:
         elif isinstance(mixer, Convolution):
             self.inputs = w.matrix({"shortconv.in_proj": 3 * mixer.width}, n_embd)
             self.output = w.matrix({"shortconv.out_proj": n_embd}, mixer.width)
-        else:
+        elif isinstance(mixer, Mamba2):
             self.inputs = w.matrix({"ssm_in": mixer.inner + mixer.channels + mixer.n_head}, n_embd)
             self.output = w.matrix({"ssm_out": n_embd}, mixer.inner)
 

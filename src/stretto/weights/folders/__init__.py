@@ -43,12 +43,14 @@ class Kind:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of settings that configurations leave out
 
 
+BACKBONE = ("backbone.", "model.backbone.", "model.")
 TRANSFORMER = ("transformer.", "model.")
 EXACT_GELU = ("gelu",)
 
 KINDS: dict[str, Kind] = {
     "apertus": Kind("apertus", llama.apertus, activations=("xielu",)),
     "arcee": Kind("arcee", llama.arcee, activations=("relu2",)),
+    "bitnet": Kind("bitnet", llama.bitnet, activations=()),
     "bloom": Kind("bloom", layer_norms.bloom, TRANSFORMER, ()),
     "exaone": Kind("exaone", llama.exaone, ("transformer.",)),
     "falcon": Kind("falcon", layer_norms.falcon, TRANSFORMER, EXACT_GELU),
@@ -67,6 +69,7 @@ KINDS: dict[str, Kind] = {
     "cohere": Kind("command-r", llama.cohere),
     "cohere2": Kind("cohere2", llama.cohere2),
     "cohere2_moe": Kind("cohere2moe", experts.cohere),
+    "dbrx": Kind("dbrx", experts.dbrx, ("transformer.",)),
     "deepseek_v2": Kind("deepseek2", latent.deepseek),
     "deepseek_v3": Kind("deepseek2", latent.deepseek),
     "dots1": Kind("dots1", experts.dots),
@@ -74,6 +77,7 @@ KINDS: dict[str, Kind] = {
     "ernie4_5_moe": Kind("ernie4_5-moe", experts.ernie_moe),
     "exaone4": Kind("exaone4", llama.exaone4),
     "exaone_moe": Kind("exaone-moe", experts.exaone),
+    "falcon_mamba": Kind("mamba", mambas.mamba, BACKBONE),
     "falcon_h1": Kind("falcon-h1", mambas.falcon),
     "gemma": Kind("gemma", gemma.gemma, activations=GELU),
     "gemma2": Kind("gemma2", gemma.gemma2, activations=GELU),
@@ -92,12 +96,14 @@ KINDS: dict[str, Kind] = {
     "hunyuan_v1_dense": Kind("hunyuan-dense", llama.hunyuan),
     "hunyuan_v1_moe": Kind("hunyuan-moe", experts.hunyuan_moe),
     "hy_v3": Kind("hy_v3", experts.hunyuan3),
+    "jamba": Kind("jamba", mambas.jamba),
     "jina_embeddings_v3": Kind("jina-bert-v3", encoders.rotary, encoders.PREFIXES, ()),
     "lfm2": Kind("lfm2", hybrids.lfm2),
     "lfm2_moe": Kind("lfm2moe", hybrids.lfm2),
     "llama": Kind("llama", llama.llama),
     "llama4_text": Kind("llama4", experts.llama4),
-    "mamba2": Kind("mamba2", mambas.mamba2, ("backbone.", "model.backbone.", "model.")),
+    "mamba": Kind("mamba", mambas.mamba, BACKBONE),
+    "mamba2": Kind("mamba2", mambas.mamba2, BACKBONE),
     "mellum": Kind("mellum", experts.mellum),
     "minicpm": Kind("minicpm", llama.minicpm),
     "minicpm3": Kind("minicpm3", latent.minicpm3),

@@ -9,6 +9,8 @@ from stretto.weights.folders.conversion import (
     Conversion,
     every_other,
     half,
+    rename,
+    shaped,
     turned,
     without_axis,
 )
@@ -460,6 +462,39 @@ def _cohere_experts(conversion: Conversion, width: int) -> None:
         "expert_weights_norm": by_softmax or config.flag("norm_topk_prob", True),
     }
     take_experts(conversion, "mlp.experts")
+
+
+DBRX_WHOLE = {"wte": "token_embd", "norm_f": "output_norm", "lm_head": "output"}
+
+
+def dbrx(conversion: Conversion) -> None:
+    """DBRX: attention and experts have settings of their own; experts stand one below the other."""
+    rename(conversion, MODULES["gpt_sizes"])
+    config, keys = conversion.config, conversion.keys
+    attention, experts = config.object("attn_config"), config.object("ffn_config")
+    if experts.object("ffn_act_fn", {}).text("name", "silu") != "silu":
+        raise experts.error("ffn_act_fn", "only silu is supported")
+    if experts.number("moe_normalize_expert_weights", 0.0) != 1.0:
+        raise experts.error(
+            "moe_normalize_expert_weights", "only 1, weights that add up to one, is supported"
+        )
+    given = {"rope_theta": attention.get("rope_theta"), "num_key_value_heads": attention.get("kv_n_heads")}
+    conversion.config = Fields({**dict(config), **given}, config.path)
+    plain_decoder(conversion, MODULES["dbrx"], whole=DBRX_WHOLE, layer="blocks.{}.")
+    n, width = (experts.integer(name, least=1) for name in ("moe_num_experts", "ffn_hidden_size"))
+    keys |= {
+        "attention.layer_norm_epsilon": 1e-5,  # transformers has no other
+        "feed_forward_length": width,
+        "expert_count": n,
+        "expert_used_count": experts.integer("moe_top_k", least=1),
+    }
+    if attention.get("clip_qkv"):
+        keys["attention.clamp_kqv"] = attention.number("clip_qkv")
+    matrices = shaped(n, width, keys["embedding_length"])
+    for i in range(conversion.n_layer):
+        for name, part in (("w1", "gate"), ("v1", "up"), ("w2", "down")):
+            op = matrices.then(turned(1, 2)) if part == "down" else matrices
+            conversion.take(f"blk.{i}.ffn_{part}_exps.weight", f"blocks.{i}.ffn.experts.mlp.{name}", op=op)
 
 
 # Folders of gpt-oss: sinks, windows in every other layer, experts in MXFP4 or in plain numbers.

@@ -65,6 +65,13 @@ def apertus(conversion: Conversion) -> None:
         conversion.bare_keys[f"xielu.{name}"] = [conversion.number(source) for source in sources]
 
 
+def bitnet(conversion: Conversion) -> None:
+    """BitNet: norms within attention and within the feed-forward."""
+    names = {"self_attn.attn_sub_norm": "attn_sub_norm", "mlp.ffn_sub_norm": "ffn_sub_norm"}
+    plain_decoder(conversion, LLAMA | names)
+    conversion.keys["hidden_activation"] = conversion.config.text("hidden_act", "relu2")
+
+
 def mistral(conversion: Conversion) -> None:
     """Mistral: a llama that may have a window."""
     llama(conversion)

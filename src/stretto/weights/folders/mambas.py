@@ -1,4 +1,4 @@
-"""Folders of models with Mamba-2 layers: Granite 4, Nemotron-H, Falcon-H1."""
+"""Folders of models with Mamba layers: Mamba, Jamba, Granite 4, Nemotron-H, Falcon-H1."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from stretto.weights.tensor import Op
 GRANITE = {**ATTENTION, **BEFORE, "block_sparse_moe.router.layer": "ffn_gate_inp"}
 NEMOTRON = MODULES["nemotron"]
 FALCON = {**ATTENTION, **MODULES["falcon"]}
+JAMBA = {"pre_ff_layernorm": "ffn_norm", "feed_forward.router": "ffn_gate_inp"}
 ENDLESS = 1 << 20  # tokens of context, of models that have no limit; as llama.cpp's converter writes it
 LINEAR = ("linear_attention", "mamba")
 
@@ -154,6 +155,75 @@ def mamba2(conversion: Conversion) -> None:
         take_mamba(conversion, f"layers.{i}.mixer", f"blk.{i}", groups)
 
 
+def mamba(conversion: Conversion) -> None:
+    """Mamba's first version alone, and Falcon Mamba, which normalises steps, B and C."""
+    config, keys = conversion.config, conversion.keys
+    conversion.refuse("use_bias", "biases of projections")
+    hidden = config.integer("hidden_size", least=1)
+    keys |= {
+        "context_length": config.integer("max_position_embeddings", ENDLESS, least=1),
+        "embedding_length": hidden,
+        "block_count": conversion.n_layer,
+        "attention.head_count": 0,
+        "feed_forward_length": 0,
+        "attention.layer_norm_rms_epsilon": config.number("layer_norm_epsilon", 1e-5),
+    }
+    if config.text("model_type") == "falcon_mamba":
+        keys |= {"ssm.dt_b_c_rms": True, "ssm.norm_epsilon": config.number("mixer_rms_eps", 1e-6)}
+    inner = config.integer("intermediate_size", 2 * hidden, least=1)
+    rank = config.get("time_step_rank", "auto")
+    conversion.config = Fields(
+        {**dict(config), "time_step_rank": -(-hidden // 16) if rank == "auto" else rank}, config.path
+    )
+    _mamba_keys(conversion, "conv_kernel", "state_size", 0, inner, "time_step_rank")
+    take_whole(conversion, {"embeddings": "token_embd", "norm_f": "output_norm", "lm_head": "output"})
+    conversion.take_layers({"norm": "attn_norm"})
+    for i in range(conversion.n_layer):
+        take_first_mamba(conversion, f"layers.{i}.mixer", f"blk.{i}")
+
+
+def take_first_mamba(conversion: Conversion, place: str, block: str) -> None:
+    """Take a layer of Mamba's first version."""
+    conversion.take(f"{block}.ssm_a", f"{place}.A_log", op=NEGATIVE_EXP)
+    conversion.take(f"{block}.ssm_d", f"{place}.D")
+    conversion.take(f"{block}.ssm_conv1d.weight", f"{place}.conv1d.weight", op=without_axis(1))
+    if conversion.has(f"{place}.conv1d.bias"):
+        conversion.take(f"{block}.ssm_conv1d.bias", f"{place}.conv1d.bias")
+    names = {"in_proj": "ssm_in", "x_proj": "ssm_x", "dt_proj": "ssm_dt", "out_proj": "ssm_out"}
+    names |= {f"{part}_layernorm": f"ssm_{part}_norm" for part in ("dt", "b", "c")}
+    for part, target in names.items():
+        conversion.take_module(f"{block}.{target}", f"{place}.{part}")
+
+
+def jamba(conversion: Conversion) -> None:
+    """Jamba: Mamba beside layers that attend, experts in some layers."""
+    config, keys, n = conversion.config, conversion.keys, conversion.n_layer
+    conversion.refuse("mamba_proj_bias", "biases of projections")
+    common_keys(conversion)
+    kinds = config.list("layer_types", config.list("layers_block_type", []))
+    first, period = (
+        config.integer(f"attn_layer_{name}", usual) for name, usual in (("offset", 4), ("period", 8))
+    )
+    kinds = kinds or ["attention" if i % period == first else "mamba" for i in range(n)]
+    heads = keys["attention.head_count_kv"]
+    keys["attention.head_count_kv"] = [0 if kind in LINEAR else heads for kind in kinds]
+    hidden = keys["embedding_length"]
+    rank = config.get("mamba_dt_rank", "auto")
+    settings = {**dict(config), "mamba_dt_rank": -(-hidden // 16) if rank == "auto" else rank}
+    conversion.config = Fields(settings, config.path)
+    inner = hidden * config.integer("mamba_expand", 2, least=1)
+    _mamba_keys(conversion, "mamba_d_conv", "mamba_d_state", 0, inner, "mamba_dt_rank")
+    expert_keys(conversion)
+    take_whole(
+        conversion, {"embed_tokens": "token_embd", "final_layernorm": "output_norm", "lm_head": "output"}
+    )
+    conversion.take_layers({**ATTENTION, **FALCON, **JAMBA})
+    for i, kind in enumerate(kinds[:n]):
+        if kind in LINEAR:
+            take_first_mamba(conversion, f"layers.{i}.mamba", f"blk.{i}")
+    take_experts(conversion, "feed_forward.experts")
+
+
 def falcon(conversion: Conversion) -> None:
     """Falcon-H1: attention and Mamba-2 side by side; files have the multipliers in their weights."""
     config, keys = conversion.config, conversion.keys
@@ -207,7 +277,8 @@ def _mamba_keys(conversion: Conversion, kernel: str, state: str, groups: int, in
     conversion.keys |= {
         "ssm.conv_kernel": config.integer(kernel, least=2),
         "ssm.state_size": config.integer(state, least=1),
-        "ssm.group_count": groups,
         "ssm.inner_size": inner,
         "ssm.time_step_rank": config.integer(heads, least=1),
     }
+    if groups:
+        conversion.keys["ssm.group_count"] = groups
