@@ -1,5 +1,5 @@
 """The generated pages of docs/reference: options, commands, endpoints, errors, supported models and formats;
-the tables of Python names in docs/reference/api, and the lists of pages in docs/index.md.
+the tables of Python names in docs/reference/api, the lists of pages in docs/index.md, and what pages quote.
 
     python scripts/doc_reference.py            # writes them
     python scripts/doc_reference.py --check    # says which are out of date, and ends with 1 if any is
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent / "site"))
 from titles import linked
 
 from generated_files import ROOT, is_outdated, run
-from reference import commands, endpoints, errors, names, options, page_lists, supported
+from reference import commands, endpoints, errors, names, options, page_lists, quotes, supported
 
 FOLDER = ROOT / "docs" / "reference"
 PAGES: dict[str, Callable[[], str]] = {
@@ -35,7 +35,7 @@ def outdated() -> dict[Path, str]:
     index = ROOT / "docs" / "index.md"
     texts = {FOLDER / name: linked(make(), "reference") for name, make in PAGES.items()}
     texts |= {page: linked(text, "reference/api") for page, text in names.pages(FOLDER / "api").items()}
-    texts |= {index: page_lists.filled(index)}
+    texts |= {index: page_lists.filled(index)} | quotes.pages()
     return {page: text for page, text in texts.items() if is_outdated(page, text)}
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from reference.markdown import MADE, plain, table
+from reference.quotes import DECODERS, ENCODERS
 from stretto.backends.registry import BUILT_IN
-from stretto.models import ARCHITECTURES
+from stretto.models.missing import NEEDS, UNLIKE
 from stretto.quantize import MIXES
 from stretto.tools import format as calls
 from stretto.vision.families import FAMILIES
@@ -22,8 +23,18 @@ kept, and what each architecture was proven against.
 ARCHITECTURES_HEAD = """## Architectures
 
 By `general.architecture` of a GGUF file, with the `model_type` of [Hugging Face folders](folders.md) that are
-read as it; empty: GGUF files only. Files of other architectures may run by
-[llama.cpp](../explanation/routing.md#llamacpp).
+read as it; empty: GGUF files only. There are {decoders} decoders and {encoders} encoders.
+
+### Decoders
+"""
+ENCODERS_HEAD = "\n### Encoders\n"
+REFUSED_HEAD = """
+### Not supported
+
+These {count} names of decoders in llama.cpp's files are refused, for want of what is said here. Most run by
+[llama.cpp](../explanation/routing.md#llamacpp), without what Stretto promises: `backend="llamacpp"`, with
+`llama-cpp-python` installed.
+[Add an architecture](../how-to/add-an-architecture.md) says how to make one run here.
 """
 FORMATS_HEAD = """
 ## Number formats of GGUF files
@@ -61,7 +72,11 @@ NAMES_HEAD = """
 
 def page() -> str:
     """The text of the page."""
-    parts = [HEAD, ARCHITECTURES_HEAD, table(("architecture", "`model_type`"), _architectures())]
+    heading = ARCHITECTURES_HEAD.format(decoders=len(DECODERS), encoders=len(ENCODERS))
+    columns = "architecture", "`model_type`"
+    parts = [HEAD, heading, table(columns, _architectures(DECODERS))]
+    parts += [ENCODERS_HEAD, table(columns, _architectures(ENCODERS))]
+    parts += [REFUSED_HEAD.format(count=len(NEEDS)), table(("architecture", "needs", "use"), _refused())]
     parts += [FORMATS_HEAD, table(("format", "numbers in a block", "bits each", "written"), _formats())]
     parts += [MIXES_HEAD.format(mixes=", ".join(f"`{name}`" for name in MIXES))]
     parts += [IMAGES_HEAD, table(("projector", "models"), _encoders())]
@@ -72,9 +87,14 @@ def page() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _architectures() -> Iterator[tuple[str, str]]:
-    for name in sorted(ARCHITECTURES):
+def _architectures(names: list[str]) -> Iterator[tuple[str, str]]:
+    for name in sorted(names):
         yield f"`{name}`", ", ".join(f"`{kind}`" for kind, one in KINDS.items() if one.arch == name)
+
+
+def _refused() -> Iterator[tuple[str, str, str]]:
+    for name, need in sorted(NEEDS.items()):
+        yield f"`{name}`", plain(need), plain(UNLIKE.get(name, '`backend="llamacpp"`'))
 
 
 def _formats() -> Iterator[tuple[str, str, str, str]]:

@@ -27,6 +27,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
             "how-to/quantize.md",
             "how-to/adapters.md",
             "how-to/export.md",
+            "how-to/add-an-architecture.md",
         ),
         "Speed and memory": (
             "how-to/tune-cpu.md",
