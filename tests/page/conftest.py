@@ -1,7 +1,7 @@
 """A real Chromium, and pages in it that fail a test by a console error or a request to another host."""
 
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,9 +20,12 @@ NETWORK = re.compile("Failed to load resource|net::ERR_")
 def pytest_runtest_makereport(item, call):
     """A test that fails leaves a screenshot of each of its pages, beside those that tests take."""
     report = yield
-    if report.when == "call" and report.failed:
-        for n, page in enumerate(getattr(item, "pages", [])):
-            keep(page, f"failed-{re.sub(r'[^A-Za-z0-9]+', '-', item.name)}-{n}")
+    if report.when == "call" and report.failed and (pages := getattr(item, "pages", [])):
+        from playwright.sync_api import Error
+
+        for n, page in enumerate(pages):
+            with suppress(Error):  # of a page that has crashed: the test's own failure is what counts
+                keep(page, f"failed-{re.sub(r'[^A-Za-z0-9]+', '-', item.name)}-{n}")
     return report
 
 
