@@ -789,6 +789,24 @@ def test_a_hostile_file_is_only_text(chat):
     assert chat.locator("main img, main b b, main i i").count() == 0
 
 
+def test_text_that_is_slow_to_read_does_not_hold_up_the_page(chat):
+    """Long lines, and what expressions of the highlighter and marks of markdown take very long for."""
+    letters, tags = "a" * 59_000, "<a " * 15_000
+    plain = "def one():\n    return 1\n\n" * 400
+    codes = f"```js\n{letters}\n```\n\n```html\n{tags}\n```\n\n```python\n{plain}```\n\n"
+    answered = {"id": "2", "parent": "1", "role": "assistant", "model": "m", "content": codes + "![" * 25_000}
+    found = {"title": "Slow", "messages": [{"id": "1", "role": "user", "content": "?"}, answered]}
+    text = json.dumps({"format": "stretto.chats.1", "chats": [found]})
+    file = {"name": "chats.json", "mimeType": "application/json", "buffer": text.encode()}
+    chat.get_by_label("File to import").set_input_files(file)
+    chat.locator(".list .open", has_text="Slow").click()
+    codes = prose(chat).locator("code")
+    expect(codes.nth(2).locator(".h-k").last).to_have_text("return")
+    assert codes.nth(2).locator(".h-k").count() == 800  # in pieces, each of them coloured as a whole
+    assert [text.strip() for text in codes.all_text_contents()] == [letters, tags.strip(), plain.strip()]
+    assert prose(chat).locator("p").text_content() == "![" * 25_000
+
+
 def test_the_sheet_of_keys(chat):
     chat.locator(".scroll").focus()
     chat.keyboard.press("?")

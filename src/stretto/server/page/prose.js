@@ -5,7 +5,7 @@ import MarkdownIt from './vendor/markdown-it.js';
 import Prism from './vendor/prism.js';
 import {Copy} from './ui.js';
 
-const PLAIN_CHARS = 400_000, HIGHLIGHT_CHARS = 60_000, FORMULA_CHARS = 4000, LINKS = /^(https?:|mailto:)/i;
+const PLAIN_CHARS = 400_000, INLINE_CHARS = 10_000, FORMULA_CHARS = 4000, LINKS = /^(https?:|mailto:)/i;
 // Characters that could make a text look like another one.
 const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g;
 export const harmless = text => text.replace(CONTROLS, '\ufffd');
@@ -41,6 +41,9 @@ function blockFormula(state, startLine, endLine, silent) {
 const markdown = new MarkdownIt({html: false, linkify: false, breaks: true});
 markdown.inline.ruler.before('escape', 'formula', inlineFormula);
 markdown.block.ruler.before('paragraph', 'formula', blockFormula, {alt: ['paragraph', 'list']});
+markdown.core.ruler.before('inline', 'long', ({tokens}) => { // reading marks can take the square of a paragraph's length
+  for (const one of tokens) if (one.type === 'inline' && one.content.length > INLINE_CHARS) one.type = 'text';
+});
 
 let temml = null;
 const loadTemml = () => import('./vendor/temml.js').then(module => { temml = module.default; });
@@ -76,6 +79,23 @@ const KINDS = {
 const LANGUAGES = {py: 'python', js: 'javascript', ts: 'typescript', sh: 'bash', shell: 'bash', zsh: 'bash', html: 'markup', xml: 'markup',
   'c++': 'cpp', cc: 'cpp', h: 'c', rs: 'rust', yml: 'yaml', cs: 'csharp', 'c#': 'csharp', kt: 'kotlin', rb: 'ruby', tex: 'latex', hs: 'haskell',
   golang: 'go', jsonc: 'json', jsx: 'javascript', tsx: 'typescript', ini: 'ini', console: 'bash'};
+// Prism's expressions can take more than the square of a text's length: long codes are coloured in pieces, if possible from one
+// empty line to another, very long lines are not coloured, and nothing is after some time.
+const HIGHLIGHT_CHARS = 60_000, PIECE_CHARS = 4000, LINE_CHARS = 500, HIGHLIGHT_MS = 250;
+function* piecesOf(text) {
+  let from = 0, gap = 0; // where the piece begins, and behind its last empty line
+  for (let at = 0, end; at < text.length; at = end) {
+    end = text.indexOf('\n', at) + 1 || text.length;
+    const isLong = end - at > LINE_CHARS;
+    if (isLong || end - from > PIECE_CHARS) {
+      const to = gap > from && !isLong ? gap : at;
+      yield [from, to];
+      from = isLong ? end : to;
+    }
+    if (!text.slice(at, end).trim()) gap = end;
+  }
+  yield [from, text.length];
+}
 // The coloured ranges of a code: [from, to, kind].
 function marksOf(text, language) {
   const grammar = Prism.languages[LANGUAGES[language] ?? language];
@@ -89,7 +109,12 @@ function marksOf(text, language) {
     } else if (Array.isArray(one)) for (const inner of one) walk(inner, kind);
     else walk(one.content, KINDS[one.type] ?? KINDS[one.alias] ?? kind);
   };
-  walk(Prism.tokenize(text, grammar), null);
+  const until = performance.now() + HIGHLIGHT_MS;
+  for (const [from, to] of piecesOf(text)) {
+    if (performance.now() > until) break;
+    at = from;
+    walk(Prism.tokenize(text.slice(from, to), grammar), null);
+  }
   return marks;
 }
 
@@ -142,14 +167,18 @@ function elementOf(token, kids) {
 
 // A text cut at the borders of its marks, and of tokens if they are shown: [{from, to, class, i}].
 function cut(text, marks, ranges) {
-  const kindAt = at => marks.find(([from, to]) => from <= at && at < to)?.[2];
-  const edges = [...new Set([0, text.length, ...marks.flatMap(([from, to]) => [from, to])])].sort((a, b) => a - b);
+  let next = 0; // the first mark that ends behind what was cut
   const pieces = (from, to) => {
-    const inner = [from, ...edges.filter(edge => from < edge && edge < to), to];
-    return inner.slice(0, -1).map((a, k) => {
-      const kind = kindAt(a), part = harmless(text.slice(a, inner[k + 1]));
-      return kind ? html`<span class=${`h-${kind}`}>${part}</span>` : part;
-    });
+    const found = [];
+    while (marks[next]?.[1] <= from) next++;
+    for (let k = next; marks[k]?.[0] < to; k++) {
+      const [begin, end, kind] = marks[k];
+      if (begin > from) found.push(harmless(text.slice(from, begin)));
+      found.push(html`<span class=${`h-${kind}`}>${harmless(text.slice(Math.max(begin, from), Math.min(end, to)))}</span>`);
+      from = end;
+    }
+    if (from < to) found.push(harmless(text.slice(from, to)));
+    return found;
   };
   if (!ranges) return marks.length ? pieces(0, text.length) : harmless(text);
   return ranges.map(({from, to, ...rest}) => rest.i == null ? pieces(from, to)
