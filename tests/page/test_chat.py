@@ -361,6 +361,55 @@ def test_two_tabs_agree(chat, server):
     other.close()
 
 
+KEPT = """() => new Promise(done => {
+    const request = indexedDB.open('stretto', 1);
+    request.onsuccess = () => {
+        const work = request.result.transaction(['chats', 'messages', 'tokens']), names = [...work.objectStoreNames];
+        const counts = names.map(name => work.objectStore(name).count());
+        work.oncomplete = () => done(counts.map(one => one.result));
+    };
+})"""
+
+
+@pytest.mark.parametrize("what", ["message", "conversation"])
+def test_what_is_removed_while_it_is_written_is_gone_in_all_tabs(new_page, loaded, what):
+    with loaded(endless()) as server:
+        page = new_page(f"{server.url}/#chat")
+        send(page, "Never mind", done=False)
+        expect(prose(page)).to_contain_text("abc")
+        other = page.context.new_page()
+        other.goto(page.url)
+        expect(prose(other)).to_contain_text("abc")
+        by = page if what == "message" else other  # by the tab that writes it, and by one that does not
+        by.once("dialog", lambda dialog: dialog.accept())
+        if what == "message":
+            act(by, "Delete from here", by.locator("article.mine"))
+        else:
+            by.locator(".list .open").hover()
+            by.get_by_role("button", name="Delete Never mind").click()
+        for one in (page, other):
+            expect(one.locator("article")).to_have_count(0)
+            expect(one.get_by_role("button", name="Send", exact=True)).to_be_visible()
+            expect(one.locator(".list .open")).to_have_count(1 if what == "message" else 0)
+        until(lambda: not server.state.generations)
+        assert page.evaluate(KEPT) == [1 if what == "message" else 0, 0, 0]
+        other.close()
+
+
+def test_a_new_title_keeps_the_version_that_is_shown(chat):
+    send(chat, "Twice")
+    act(chat, "Regenerate")
+    finished(chat)
+    act(chat, "Previous version")
+    expect(answer(chat).locator(".branch")).to_contain_text("1/2")
+    chat.locator(".list .open").dblclick()
+    chat.get_by_label("Title").fill("Once")
+    chat.keyboard.press("Enter")
+    expect(chat.locator(".head h1")).to_have_text("Once")
+    chat.reload()
+    expect(answer(chat).locator(".branch")).to_contain_text("1/2")
+
+
 def test_the_list_finds_renames_pins_and_deletes(chat):
     for text in ("Alpha", "Beta"):
         send(chat, text)

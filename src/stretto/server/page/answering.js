@@ -1,7 +1,7 @@
 // Answers as they come: one request for each message that is being written, kept every moment so that a reload goes on with it.
 // The server holds a running answer for a minute: `message.stream` is its id and the number of the last event that has come.
 import {del, events, post} from './api.js';
-import {add, before, changed, hold, newId, open, release, save, store, tokensOf} from './chats.js';
+import {add, before, changed, erase, hold, newId, onRemoval, open, release, save, store, tokensOf} from './chats.js';
 import {live} from './live.js';
 import {fields} from './options.js';
 import {wire} from './session.js';
@@ -42,6 +42,15 @@ function goOn() {
   for (const message of all) if (message.finish === 'failed' && !isRunning(message)) write(message);
 }
 live.subscribe((state, event) => { if (!event) goOn(); });
+
+// A message that is removed is not written any more, and nothing of it is kept.
+onRemoval(isGone => {
+  for (const message of lost) if (isGone(message)) lost.delete(message);
+  for (const one of [...running.values()].filter(({message}) => isGone(message))) {
+    one.isGone = true;
+    stop(one.message);
+  }
+});
 
 // fn() is called once a frame while a message is being written.
 export function onMessage(id, fn) {
@@ -113,7 +122,7 @@ export async function write(message, restOnly = false) {
   const keep = () => {
     saved = performance.now();
     message.touched = Date.now();
-    return save(null, [message], said);
+    return mine.isGone ? erase([message.id]) : save(null, [message], said);
   };
   changed();
   try {

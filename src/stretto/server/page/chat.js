@@ -121,7 +121,7 @@ function Versions({message, siblings}) {
 }
 const hasReplies = message => [...store.messages.values()].some(one => one.parent === message.id);
 function Delete({message}) {
-  const drop = () => { if (!hasReplies(message) || confirm('Delete this message and all that follows it?')) { stop(message); remove(message); } };
+  const drop = () => { if (!hasReplies(message) || confirm('Delete this message and all that follows it?')) remove(message); };
   return html`<${Act} icon="bin" label="Delete from here" onClick=${drop}/>`;
 }
 

@@ -16,6 +16,12 @@ const result = request => new Promise((resolve, reject) => {
   request.onsuccess = () => resolve(request.result);
   request.onerror = () => reject(request.error);
 });
+
+// fn(isGone) is called when messages are removed, here or in another tab.
+const removals = new Set();
+export const onRemoval = fn => removals.add(fn);
+const tellRemoved = ids => { for (const fn of removals) fn(message => ids.has(message.id) || ids.has(message.chat)); };
+
 const opening = (async () => {
   const request = indexedDB.open('stretto', 1);
   request.onupgradeneeded = () => {
@@ -50,10 +56,13 @@ export async function load() {
   changed();
 }
 async function list() {
-  store.chats = (await read('chats', all => all.getAll()) ?? []).sort((a, b) => b.changed - a.changed);
+  const found = await read('chats', all => all.getAll()) ?? [], {chat} = store;
+  store.chats = found.map(one => one.id === chat?.id ? chat : one).sort((a, b) => b.changed - a.changed);
 }
 channel.onmessage = async ({data}) => { // another tab has written
+  if (data.gone) tellRemoved(new Set(data.gone));
   await list();
+  if (data.gone?.includes(store.chat?.id)) begin();
   if (data.settings) Object.assign(store.settings, (await read('settings', all => all.get('now')))?.value);
   if (store.chat && data.chat === store.chat.id) await open(store.chat.id);
   changed();
@@ -78,15 +87,17 @@ export const hold = message => held.set(message.id, message);
 export const release = message => held.delete(message.id);
 
 export async function open(id) {
+  const isShown = store.chat?.id === id;
   const [chat, found] = await Promise.all([
     read('chats', all => all.get(id)), read('messages', all => all.index('chat').getAll(id))]);
-  if (!chat) return false;
+  if (!chat || (isShown && store.chat.id !== id)) return false; // it is gone, or another one was opened meanwhile
   const same = one => { // what has not changed keeps its place in the document
     const old = store.messages.get(one.id);
     return old?.version === one.version && old.running === one.running ? old : one;
   };
   const messages = found.sort((a, b) => a.created - b.created).map(one => held.get(one.id) ?? same(one));
   store.chat = chat;
+  store.chats = store.chats.map(one => one.id === id ? chat : one);
   store.messages = new Map(messages.map(one => [one.id, one]));
   changed();
   return true;
@@ -149,12 +160,15 @@ export function lead(message) {
   changed();
 }
 
+export const erase = (ids, told) => write(all => { for (const id of ids) { all.messages.delete(id); all.tokens.delete(id); } }, told);
+
 // Removes a message with all that follows it.
 export function remove(message) {
   const gone = new Set([message.id]);
   for (const one of store.messages.values()) if (gone.has(one.parent)) gone.add(one.id);
   for (const id of gone) store.messages.delete(id);
-  write(all => { for (const id of gone) { all.messages.delete(id); all.tokens.delete(id); } }, {chat: message.chat});
+  tellRemoved(gone);
+  erase(gone, {chat: message.chat, gone: [...gone]});
   changed();
 }
 
@@ -198,7 +212,6 @@ export const tokensOf = async message => (await read('tokens', all => all.get(me
 // ---- the list ----
 export function edit(chat, fields) {
   Object.assign(chat, fields);
-  if (store.chat?.id === chat.id) Object.assign(store.chat, fields);
   save(chat, []);
   changed();
 }
@@ -207,12 +220,11 @@ export async function forget(chats) {
   const ids = new Set(chats.map(one => one.id));
   store.chats = store.chats.filter(one => !ids.has(one.id));
   if (ids.has(store.chat?.id)) begin();
+  tellRemoved(ids);
   for (const id of ids) {
     const messages = await read('messages', all => all.index('chat').getAllKeys(id)) ?? [];
-    await write(all => {
-      all.chats.delete(id);
-      for (const one of messages) { all.messages.delete(one); all.tokens.delete(one); }
-    });
+    await write(all => all.chats.delete(id));
+    await erase(messages, {gone: [id]});
   }
   changed();
 }
