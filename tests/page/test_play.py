@@ -263,6 +263,14 @@ def test_a_phone(new_page, server, shot):
     expect(page.locator("#alternatives")).to_be_visible()
     shot(page, "play-phone")
     assert page.evaluate("document.documentElement.scrollWidth") == 360
+    answer, chosen = page.locator("section"), page.locator("#text .on")
+    sheet = page.locator("aside").bounding_box()
+    for above in (answer, chosen):  # the sheet is below the answer, and not over it
+        box = above.bounding_box()
+        assert box["y"] + box["height"] <= sheet["y"]
+    page.get_by_role("button", name="Close").tap()
+    expect(page.locator("#text")).to_be_focused()
+    expect(page.locator("#text")).to_be_in_viewport()
 
 
 def test_a_fork_keeps_to_the_model_of_its_text(new_page):

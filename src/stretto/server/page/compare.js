@@ -102,7 +102,7 @@ function Side({name, side, models, onChange}) {
   return html`<fieldset><legend>${name}</legend>
     <${Choice} label="Model" value=${model} options=${models.map(one => one.name)} set=${model => onChange({model})}/>
     <${Option} name="temperature" ...${{options, put}}/>
-    <details open=${matchMedia('(min-width: 52rem)').matches}><summary>More options</summary>
+    <details><summary>More options</summary>
       <div class="fields">${Object.keys(OPTIONS).slice(1).map(name => html`<${Option} ...${{name, options, put}}/>`)}</div></details></fieldset>`;
 }
 const Option = ({name, options, put}) => html`

@@ -101,7 +101,7 @@ function Alternatives({current, chosen}) {
     return html`<h2 id="h-alternatives">Alternatives</h2><p class="soft">Choose a token, by a click or by arrow keys,
       to see what else was likely there; choose one of those, and the text goes on from it.</p>`;
   }
-  const leave = () => { change({chosen: null}); document.getElementById('text')?.focus(); };
+  const leave = () => { change({chosen: null}); requestAnimationFrame(() => document.getElementById('text')?.focus()); };
   const go = event => change({chosen: Math.max(1, Math.min(all.length, +event.target.value || 1)) - 1});
   const submit = event => { event.preventDefault(); edit(chosen, text); };
   const p = probability(token);
