@@ -364,7 +364,8 @@ def test_two_tabs_agree(chat, server):
 KEPT = """() => new Promise(done => {
     const request = indexedDB.open('stretto', 1);
     request.onsuccess = () => {
-        const work = request.result.transaction(['chats', 'messages', 'tokens']), names = [...work.objectStoreNames];
+        const work = request.result.transaction(['chats', 'messages', 'tokens']);
+        const names = [...work.objectStoreNames];
         const counts = names.map(name => work.objectStore(name).count());
         work.oncomplete = () => done(counts.map(one => one.result));
     };
@@ -637,7 +638,11 @@ def test_settings_reach_the_request_and_stay(chat):
     body = asked.value.post_data_json
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
     assert (body["temperature"], body["max_tokens"]) == (0.3, 9)
-    assert not {"top_p", "min_p"} & body.keys()
+    assert not {"top_p", "min_p", "n"} & body.keys()
+    panel = chat.get_by_role("complementary", name="Settings")
+    panel.locator("summary", has_text="Options").click()
+    for name in ("max_tokens", "temperature", "n"):  # the panel's own, and more than one text
+        expect(panel.get_by_label(name, exact=True)).to_have_count(0)
     expect(answer(chat).locator(".stats")).to_contain_text("limit")
     chat.once("dialog", lambda dialog: dialog.accept("Short"))
     chat.get_by_role("button", name="Save as…").click()
@@ -736,6 +741,18 @@ def test_what_the_server_refuses_is_shown_at_its_field(chat):
     expect(told).to_have_count(0)
 
 
+def test_a_refused_sampling_value_is_shown_at_its_dial(chat):
+    chat.locator("#settings").click()
+    dial = chat.get_by_label("Temperature, value")
+    dial.fill("1000")
+    send(chat)
+    act(chat, "Show it in the settings")
+    expect(dial).to_be_focused()
+    expect(chat.locator(".dial", has=dial).get_by_role("alert")).to_contain_text("temperature")
+    dial.fill("1")
+    expect(chat.locator(".dial", has=dial).get_by_role("alert")).to_have_count(0)
+
+
 def test_the_cells_of_an_answer_and_several_tokens_behind_it(chat, server):
     send(chat, "Open it elsewhere")
     act(chat, "Beneath this answer")
@@ -792,6 +809,14 @@ def test_another_model_answers_from_then_on(new_page):
         send(page, "And you?")
         expect(prose(page)).to_have_text("I am the second.")
         expect(page.locator("article.theirs").first).to_have_attribute("aria-label", "Answer of first")
+        page.locator("#settings").click()
+        setting = page.get_by_label("Model", exact=True)
+        expect(setting.locator("option:checked")).to_have_text(re.compile("second · .*in memory"))
+        setting.select_option("first")
+        expect(page.get_by_role("button", name="Model: first")).to_be_visible()
+        act(page, "Regenerate")
+        expect(answer(page).locator(".branch")).to_contain_text("2/2")
+        expect(prose(page)).to_have_text("I am the first.")
 
 
 def test_conversations_are_exported_and_imported(chat, tmp_path):

@@ -75,7 +75,7 @@ export const tokensNow = message => said.get(message.id);
 
 // The request for a message: the conversation before it, under the present settings.
 export function requestOf(message) {
-  const {system = '', values = {}, tools: chosen} = store.settings, {max_tokens, tools = [], ...rest} = fields(values, true);
+  const {system = '', values = {}, tools: chosen} = store.settings, {max_tokens, n, tools = [], ...rest} = fields(values, true); // an answer is one text
   const all = [...tools, ...definitions(chosen)];
   const messages = before(message).map(({role, content, images, calls, call, reasoning}) => (
     wire({role, content, images, tool_calls: calls?.length ? calls : null, tool_call_id: call, reasoning_content: reasoning})));

@@ -1,17 +1,16 @@
 // Chat: a conversation, its box, its list. Messages are a tree whose chosen path is shown; see chats.js and answering.js.
 import {html, Component, useEffect, useLayoutEffect, useRef, useState} from './vendor/preact.js';
 import {ABANDONED_MS, answerCalls, idsUpTo, isRunning, onMessage, resume, runningIn, stop, tokens, tokensNow, write} from './answering.js';
-import {post} from './api.js';
 import {add, begin, change, changed, load, open, path, pick, remove, store, subscribe} from './chats.js';
 import {IMAGE_BYTES, read} from './conversation.js';
 import {Act, Icon} from './icons.js';
 import {Prose, harmless} from './prose.js';
 import {controlOf, mistakes} from './options.js';
-import {Panel, Settings, Switch, TokenPanel, Tree} from './panels.js';
+import {Loading, Panel, Settings, Switch, TokenPanel, Tree, aboutModel, takeModel, usePlaces} from './panels.js';
 import {Sidebar} from './sidebar.js';
 import {probability} from './tokens.js';
 import {run, runsHere} from './toolbox.js';
-import {Bar, bytes, copyText, number, useLive} from './ui.js';
+import {bytes, copyText, number} from './ui.js';
 
 const NEAR_PIXELS = 48, SAID_MS = 1800, FIRST_MESSAGES = 16, LIGHT_MS = 40, LIGHT_MARGIN = '200px';
 const EXAMPLES = [
@@ -236,7 +235,7 @@ function useNear(box, shown) {
   return near;
 }
 
-function Theirs({message, siblings, isLast, results, shown, at, chooseModel}) {
+function Theirs({message, siblings, isLast, model, results, shown, at, chooseModel}) {
   const [, again] = useState(0), mine = isRunning(message), {reasoning, content, stats, finish, error} = message;
   const live = mine || (!!message.running && Date.now() - message.touched < ABANDONED_MS); // by this tab, or by another
   const box = useRef(), near = useNear(box, shown), lit = shown && (near || at != null), list = lit ? tokensNow(message) : null;
@@ -264,7 +263,7 @@ function Theirs({message, siblings, isLast, results, shown, at, chooseModel}) {
       <button type="button" class="link" onClick=${toWrong}>Show it in the settings</button>`}</p>`}
     <footer><${Versions} ...${{message, siblings}}/>${!live && html`<span class="acts">
       <${Act} icon="copy" label="Copy" onClick=${() => copy(content, 'Answer')}/>
-      <${Act} icon="again" label="Regenerate" disabled=${busy} onClick=${() => refused() || answerTo(parentOf(message), message.model)}/>
+      <${Act} icon="again" label="Regenerate" disabled=${busy} onClick=${() => refused() || answerTo(parentOf(message), model)}/>
       ${isLast && html`<${Act} icon="more" label="Continue" disabled=${busy} onClick=${() => refused() || write(message)}/>`}
       <${Act} icon="layers" label="Beneath this answer" aria-expanded=${String(ui.beneath === message.id)}
         onClick=${() => set({beneath: ui.beneath === message.id ? null : message.id})}/>
@@ -316,35 +315,22 @@ function Messages({model, chooseModel}) {
 
 // ---- the box ----
 function Picker({model, models, choose, admin}) {
-  const {memory, models: now = {}} = useLive().stats ?? {}, box = useRef();
+  const {memory, isTooLarge, placeOf} = usePlaces(), box = useRef();
   useEffect(() => { (box.current.querySelector('[aria-pressed=true]') ?? box.current.querySelector('button'))?.focus(); }, []);
-  const place = one => {
-    const loaded = now[one.name]?.loaded ?? one.loaded;
-    if (loaded || !memory?.limit) return loaded ? 'in memory' : '';
-    if (one.need > memory.limit) return `needs ${bytes(one.need)} of ${bytes(memory.limit)}`;
-    return one.need > memory.limit - memory.loaded ? 'fits in place of others' : 'fits';
-  };
   const take = one => {
-    choose(one.name);
     set({picker: false});
     focusBox();
-    if (admin && !one.loaded) post('/stretto/models/load', {model: one.name}).catch(error => say(error.message));
+    takeModel(one, {choose, admin}).then(error => error && say(error));
   };
-  const about = one => [one.parameters >= 1e6 && `${number(one.parameters / 1e6)} M`, Object.keys(one.formats ?? {}).find(name => !/^F32$/.test(name)),
-    one.vision ? 'text and images' : 'text', one.thinking && 'reasons'].filter(Boolean).join(' · ');
   return html`<div class="models" role="dialog" aria-label="Model" ref=${box}><ul>${models.map(one => html`<li key=${one.name}>
-      <button type="button" aria-pressed=${String(one.name === model?.name)} disabled=${memory?.limit && one.need > memory.limit} onClick=${() => take(one)}>
-        <b>${one.name}</b><span>${one.need ? bytes(one.need) : ''}</span><small>${about(one)}</small><small>${place(one)}</small></button></li>`)}</ul>
+      <button type="button" aria-pressed=${String(one.name === model?.name)} disabled=${isTooLarge(one)} onClick=${() => take(one)}>
+        <b>${one.name}</b><span>${one.need ? bytes(one.need) : ''}</span><small>${aboutModel(one)}</small><small>${placeOf(one)}</small></button></li>`)}</ul>
     <p><small>${memory?.limit ? `${bytes(memory.loaded)} of ${bytes(memory.limit)} in use` : ''}</small><a href="#models">All models</a></p></div>`;
 }
 function Speed({model, stats}) {
-  const progress = useLive().stats?.models?.[model?.name]?.progress, used = stats ? stats.prompt + stats.tokens : 0;
-  if (progress) {
-    const share = Math.min(1, progress.done / progress.total);
-    return html`<span class="loading"><${Bar} value=${share} label=${`Loading ${model.name}`}/><small>loading ${Math.round(100 * share)} %</small></span>`;
-  }
-  return html`<small class="speed">${stats?.speed ? html`<b>${stats.speed.toFixed(0)}</b> tok/s` : ''}${used && model?.context_length
-    ? html`<span class="wide"> · ${number(used)} of ${number(model.context_length)} in context</span>` : ''}</small>`;
+  const used = stats ? stats.prompt + stats.tokens : 0;
+  return html`<${Loading} model=${model}><small class="speed">${stats?.speed ? html`<b>${stats.speed.toFixed(0)}</b> tok/s` : ''}${used && model?.context_length
+    ? html`<span class="wide"> · ${number(used)} of ${number(model.context_length)} in context</span>` : ''}</small><//>`;
 }
 
 function Composer({model, models, choose, admin}) {
@@ -455,7 +441,7 @@ export default function Chat({model: chosen, models, choose: chooseModel, views,
       <${Composer} ...${{model, admin}} models=${able} choose=${chooseModel}/>`}</div>
     ${panel && html`<${Panel} key=${panel} name=${panel} at=${ui.at} choose=${choose} close=${closePanel}>${panel === 'token'
       ? html`<${TokenPanel} model=${model} at=${ui.at} choose=${choose} beneath=${(message, n) => html`<${Beneath} choose=${chooseModel} ...${{message, n}}/>`} forked=${at => { set({at}); say('Forked into a new version'); }}/>`
-      : panel === 'versions' ? html`<${Tree}/>` : html`<${Settings} ...${{model, message, refresh}}/>`}<//>`}
+      : panel === 'versions' ? html`<${Tree}/>` : html`<${Settings} ...${{model, message, refresh, admin, say}} models=${able} choose=${chooseModel}/>`}<//>`}
     ${ui.keys && html`<${Keys}/>`}<p class="hidden" role="status">${ui.finished}</p><p class="said-live" role="status">${ui.said}</p></div>`;
 }
 

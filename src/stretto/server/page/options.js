@@ -173,7 +173,7 @@ function Control({name, option, id, described, value, set, invalid}) {
   return html`<input ...${all} ...${more} placeholder=${String(fallback)}/>`;
 }
 
-export function OptionForm({values, set, chat, error}) {
+export function OptionForm({values, set, chat, error, without = []}) {
   const {shape = 'none'} = values, found = mistakes(values, chat), open = useRef({});
   const opened = name => (open.current[name] ||= !!error && (groupOf(error.param) === name)) || undefined; // it stays open then
   const wrong = name => found[name] ?? (error?.param === name ? error.message : null);
@@ -184,7 +184,7 @@ export function OptionForm({values, set, chat, error}) {
   const choice = (name, label, value, options) => html`<${Field} label=${label} error=${wrong(name)}>${id => html`
     <select id=${id} value=${value} onChange=${event => set(name, event.target.value)}>
       ${Object.entries(options).map(([one, shown]) => html`<option key=${one} value=${one}>${shown}</option>`)}</select>`}<//>`;
-  const listed = Object.entries(OPTIONS).filter(([, option]) => chat || !option.chat);
+  const listed = Object.entries(OPTIONS).filter(([name, option]) => (chat || !option.chat) && !without.includes(name));
   return html`<details open=${opened('options')}><summary>Options</summary>
       <div class="fields">${listed.map(([name, option]) => html`
         <${Field} key=${name} label=${name} help=${option.help} error=${wrong(name)} typed=${error?.param !== name}>${(id, described) => html`

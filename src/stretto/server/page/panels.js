@@ -1,6 +1,7 @@
 // The panel beside a conversation: the settings, or one token with what might have come instead.
 import {html, useEffect, useState} from './vendor/preact.js';
 import {fork, forkText, requestOf, tokens} from './answering.js';
+import {post} from './api.js';
 import {change, lead, path, store} from './chats.js';
 import {curlCode, libraryCode, openaiCode} from './copying.js';
 import {Act, Icon} from './icons.js';
@@ -8,7 +9,33 @@ import {OPTIONS, OptionForm, controlOf} from './options.js';
 import {harmless} from './prose.js';
 import {TOOLS} from './toolbox.js';
 import {probability} from './tokens.js';
-import {Copy, percent, visible} from './ui.js';
+import {Bar, Copy, bytes, number, percent, useLive, visible} from './ui.js';
+
+// ---- models ----
+// By the live figures, which are newer than the list: where a model is, or whether it would fit.
+export function usePlaces() {
+  const {memory, models: now = {}} = useLive().stats ?? {}, isLoaded = one => now[one.name]?.loaded ?? one.loaded;
+  const isTooLarge = one => !!memory?.limit && one.need > memory.limit;
+  const placeOf = one => {
+    if (isLoaded(one) || !memory?.limit) return isLoaded(one) ? 'in memory' : '';
+    if (isTooLarge(one)) return `needs ${bytes(one.need)} of ${bytes(memory.limit)}`;
+    return one.need > memory.limit - memory.loaded ? 'fits in place of others' : 'fits';
+  };
+  return {memory, isTooLarge, placeOf};
+}
+export const aboutModel = one => [one.parameters >= 1e6 && `${number(one.parameters / 1e6)} M`,
+  Object.keys(one.formats ?? {}).find(name => !/^F32$/.test(name)), one.vision ? 'text and images' : 'text', one.thinking && 'reasons'].filter(Boolean).join(' · ');
+// Answers with what has kept the model from being loaded, if anything has.
+export async function takeModel(one, {choose, admin}) {
+  choose(one.name);
+  if (admin && !one.loaded) return post('/stretto/models/load', {model: one.name}).then(() => null, error => error.message);
+}
+export function Loading({model, children}) {
+  const progress = useLive().stats?.models?.[model?.name]?.progress;
+  if (!progress) return children;
+  const share = Math.min(1, progress.done / progress.total);
+  return html`<span class="loading"><${Bar} value=${share} label=${`Loading ${model.name}`}/><small>loading ${Math.round(100 * share)} %</small></span>`;
+}
 
 // ---- settings ----
 const DIALS = {
@@ -17,30 +44,41 @@ const DIALS = {
   min_p: ['Min-p', .5, .01, 'Drops tokens less likely than this share of the best one.'],
   repetition_penalty: ['Repetition', 2, .01, 'Makes what was already said less likely. 1 is off.'],
 };
-const OWN = 'Model’s own';
+const OWN = 'Model’s own', OF_THE_PANEL = [...Object.keys(DIALS), 'max_tokens', 'n']; // an answer is one text
 
-function Dial({name, value, own, set}) {
+function ModelSetting({model, models, choose, admin, say}) {
+  const {isTooLarge, placeOf} = usePlaces();
+  const take = event => takeModel(models.find(one => one.name === event.target.value), {choose, admin}).then(error => error && say(error));
+  return model && html`<div class="setting"><label for="model-setting">Model</label>
+    <select id="model-setting" value=${model.name} aria-describedby="model-about" onChange=${take}>${models.map(one => html`
+      <option key=${one.name} value=${one.name} disabled=${isTooLarge(one)}>${[one.name, one.need && bytes(one.need), placeOf(one)].filter(Boolean).join(' · ')}</option>`)}</select>
+    <small id="model-about">${aboutModel(model)}</small><${Loading} model=${model}/></div>`;
+}
+
+const Wrong = ({children}) => children && html`<small class="bad" role="alert">${children}</small>`;
+function Dial({name, value, own, set, wrong}) {
   const [label, max, step, about] = DIALS[name], shown = value ?? own;
   const put = event => set(name, event.target.value === '' ? undefined : Number(event.target.value));
   return html`<div class="dial"><label for=${name}>${label}</label>
-    <input class="value" type="number" aria-label=${`${label}, value`} min="0" max=${max} step=${step} value=${shown} onInput=${put}/>
+    <input class="value" type="number" aria-label=${`${label}, value`} aria-invalid=${wrong ? 'true' : null} min="0" max=${max} step=${step} value=${shown} onInput=${put}/>
     <input type="range" id=${name} min=${name === 'repetition_penalty' ? 1 : 0} max=${max} step=${step} value=${shown}
       aria-describedby=${`${name}-about`} onInput=${put}/>
     <small id=${`${name}-about`}>${about} ${value != null && value !== own && html`
-      <button type="button" class="link" onClick=${() => set(name, undefined)}>Back to the model’s ${own}</button>`}</small></div>`;
+      <button type="button" class="link" onClick=${() => set(name, undefined)}>Back to the model’s ${own}</button>`}</small>
+    <${Wrong}>${wrong}<//></div>`;
 }
 
 export const Switch = ({on, flip, children}) => html`
   <button type="button" role="switch" class="switch" aria-checked=${String(!!on)} onClick=${flip}><i></i><span>${children}</span></button>`;
 
-export function Settings({model, message, refresh}) {
+export function Settings({model, models, message, refresh, choose: chooseModel, admin, say}) {
   useEffect(() => { refresh(); }, []); // a loaded model tells its own values
   const {values = {}, system = '', tools = {}, presets = {}, preset} = store.settings;
   const set = (name, value) => {
     if (message) message.param = null; // what the server has refused is being changed
     change({values: {...values, [name]: value}, preset: null});
   };
-  const refused = controlOf(message?.param);
+  const refused = controlOf(message?.param), wrong = name => refused === name ? message.error : null;
   const choose = name => change({preset: name, ...(name === OWN ? {values: {}, system: ''} : presets[name])});
   const keep = () => {
     const name = prompt('Name of the preset')?.trim();
@@ -48,7 +86,8 @@ export function Settings({model, message, refresh}) {
   };
   const forget = () => change({presets: Object.fromEntries(Object.entries(presets).filter(([name]) => name !== preset)), preset: null});
   const isOwn = !system && Object.values(values).every(value => value == null || value === ''), now = preset ?? (isOwn ? OWN : '');
-  return html`<div class="setting"><label for="preset">Preset</label><span class="pair">
+  return html`<${ModelSetting} ...${{model, models, admin, say}} choose=${chooseModel}/>
+    <div class="setting"><label for="preset">Preset</label><span class="pair">
       <select id="preset" value=${now} onChange=${event => choose(event.target.value)}>
         ${!now && html`<option value="">Changed</option>`}
         ${[OWN, ...Object.keys(presets)].map(name => html`<option key=${name} value=${name}>${name}</option>`)}</select>
@@ -58,15 +97,17 @@ export function Settings({model, message, refresh}) {
       <textarea id="system" rows="3" placeholder="Who it should be, and how it should answer" value=${system}
         onInput=${event => change({system: event.target.value, preset: null})}></textarea></div>
     <h3>Sampling</h3>
-    ${Object.keys(DIALS).map(name => html`<${Dial} key=${name} name=${name} value=${values[name]} set=${set}
+    ${Object.keys(DIALS).map(name => html`<${Dial} key=${name} name=${name} value=${values[name]} set=${set} wrong=${wrong(name)}
       own=${model?.defaults?.[name] ?? OPTIONS[name].fallback}/>`)}
     <div class="dial"><label for="length">Length</label>
-      <input class="value" id="length" type="number" min="1" step="1" placeholder="no limit" value=${values.max_tokens ?? ''} aria-describedby="length-about"
-        onInput=${event => set('max_tokens', event.target.value)}/><small id="length-about">Tokens at most; without it, as many as the context holds.</small></div>
+      <input class="value" id="length" type="number" min="1" step="1" placeholder="no limit" value=${values.max_tokens ?? ''} aria-describedby="length-about" aria-invalid=${wrong('max_tokens') ? 'true' : null}
+        onInput=${event => set('max_tokens', event.target.value)}/><small id="length-about">Tokens at most; without it, as many as the context holds.</small>
+      <${Wrong}>${wrong('max_tokens')}<//></div>
     <h3>Tools</h3>
     ${Object.entries(TOOLS).map(([name, tool]) => html`<div class="setting"><${Switch} on=${tools[name]}
       flip=${() => change({tools: {...tools, [name]: !tools[name]}})}>${name}<//><small>${tool.about}</small></div>`)}
-    <h3>More</h3><${OptionForm} values=${values} set=${set} chat error=${refused && {param: refused, message: message.error}}/>
+    <h3>More</h3><${OptionForm} values=${values} set=${set} chat without=${OF_THE_PANEL}
+      error=${refused && !OF_THE_PANEL.includes(refused) ? {param: refused, message: message.error} : null}/>
     <h3>Copy as</h3><${CopyAs} ...${{model, message}}/>`;
 }
 
