@@ -5,11 +5,13 @@ python benchmarks/page.py --minutes 10          and the heap of a tab that stays
 python benchmarks/page.py --turns 200           a conversation of so many turns, opened and scrolled through
 
 Frames are those of requestAnimationFrame while the stream runs; tasks are those of the renderer's main thread
-in Chromium's trace, with their wall-clock and processor time. Needs playwright and Debian's `chromium`.
+in Chromium's trace, with their wall-clock and processor time. The memory of a tab is what its
+process shares with no other. Needs playwright and Debian's `chromium`.
 """
 
 import argparse
 import json
+import re
 import shutil
 import sys
 import time
@@ -134,6 +136,13 @@ def main_tasks(events):
     ]
 
 
+def private_memory(browser):
+    """Megabytes of memory that the largest process of a tab shares with no other."""
+    found = browser.new_browser_cdp_session().send("SystemInfo.getProcessInfo")["processInfo"]
+    maps = [Path(f"/proc/{one['id']}/smaps_rollup").read_text() for one in found if one["type"] == "renderer"]
+    return max(sum(map(int, re.findall(r"Private_\w+: +(\d+) kB", text))) for text in maps) * 1024 / 1e6
+
+
 def heap(session):
     """(megabytes of JavaScript's heap, nodes of the document), after a collection."""
     session.send("HeapProfiler.collectGarbage")
@@ -167,7 +176,7 @@ def main():
                     f"{name}: {len(tasks)} tasks, {n_slow} over {LONG_MS} ms, longest {wall[-1]:.0f} ms; "
                     f"of processor time {n_busy}, longest {cpu[-1]:.0f} ms"
                 )
-            print(f"heap {heap(session)} (MB, nodes)")
+            print(f"the process: {private_memory(browser):.0f} MB; heap {heap(session)} (MB, nodes)")
             return
         for view in ("chat", "play"):
             paints = []
