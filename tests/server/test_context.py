@@ -174,5 +174,6 @@ def test_an_operator_may_have_cached_cells_edited():
             assert refused.status_code == 400
     assert "edit_mode" not in used["recompute"]
     assert used["shift"]["edit_mode"] == "shift"
+    assert used["shift"]["cache_difference"] == used["recompute"]["cache_difference"]
     saved = used["shift"]["cache_read_input_tokens"] - used["recompute"]["cache_read_input_tokens"]
     assert saved > 1900  # two results that stay, of 1,000 tokens

@@ -18,6 +18,7 @@ from stretto.cache.items import ImageToken
 from stretto.cache.prefix import Domain, Parked
 from stretto.cache.radix import common
 from stretto.engine import editing
+from stretto.engine.pool import MIN_COMMON_TOKENS
 from stretto.engine.runner import Runner
 from stretto.engine.track import Track
 from stretto.errors import CacheFull
@@ -135,6 +136,7 @@ def _take(runner: Runner, track: Track, entry: Parked, runs: list[Run], compute:
     finally:
         track.running = running
         track.tokens, track.n_prompt, track.logits, track.has_images = tokens, n_prompt, None, False
-    n = track.n_placed - n_computed
-    track.n_cached = n
-    runner.note_hit(n)
+    track.n_cached = track.n_placed - n_computed
+    if len(runs) > 1 and runs[0].n >= MIN_COMMON_TOKENS:
+        track.differs_at = runs[0].n
+    runner.note_hit(track.n_cached)
