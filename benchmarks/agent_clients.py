@@ -101,7 +101,7 @@ def serving(client, tokenizer, template, path, seen):
 
 def run(command, home, project, **more):
     """Run a client in a home of its own."""
-    environment = {**os.environ, "HOME": str(home), **more}
+    environment = {**os.environ, "HOME": str(home), "PWD": str(project), **more}
     done = subprocess.run(
         command, cwd=project, env=environment, capture_output=True, text=True, timeout=SECONDS,
         stdin=subprocess.DEVNULL, check=False,
@@ -147,7 +147,8 @@ def opencode(folder, home, project, url):
     (project / "opencode.json").write_text(json.dumps(settings))
     for step in steps():
         more = [] if step.startswith("Step 1:") else ["-c"]
-        run([folder / "node_modules/.bin/opencode", "run", *more, step], home, project)
+        command = [folder / "node_modules/.bin/opencode", "run", "--model", model, *more, step]
+        run(command, home, project, OPENCODE_DISABLE_MODELS_FETCH="1")
 
 
 def aider(folder, home, project, url):

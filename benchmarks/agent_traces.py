@@ -142,7 +142,7 @@ class Server:
                 given += ["--cache-dir", str(self.folder / "prefixes")]
             if self.kind == "stretto-heal":
                 given += ["--default", "edits=heal"]
-            return [sys.executable, "-c", start, "serve", f"{self.options.model}={path}", *given]
+            return [sys.executable, "-c", start, "serve", f"m={path}", *given]
         settings = {"n_parallel": 4, "kv_unified": True, "n_ctx": 32768}
         if self.kind == "llamacpp-best":
             settings = {
@@ -160,7 +160,7 @@ class Server:
         log = (self.folder / "server.log").open("ab")
         self.process = subprocess.Popen(self.command(), stdout=log, stderr=log)
         body = {
-            "model": self.options.model,
+            "model": "m",
             "max_tokens": 1,
             "messages": [{"role": "user", "content": "Hello"}],
         }
@@ -193,7 +193,7 @@ class Server:
     def ask(self, agent, messages, n_answer):
         """The tokens of the prompt, those computed, and the seconds."""
         body = {
-            "model": self.options.model,
+            "model": "m",
             "messages": messages,
             "max_tokens": n_answer,
             "temperature": 0,
