@@ -37,9 +37,9 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 
 from stretto.weights.writer import write_gguf
-from tiny_encoders import Pixtral, Pixtral12, Qwen3VL, Qwen35, Tiny
-from tiny_encoders_more import Gemma4, InternVL, InternVL6
-from tiny_sighted import SightedQwen, answer_of_gemma4, answer_of_qwen35
+from tiny_encoders import Pixtral, Pixtral12, Qwen2VL, Qwen3VL, Qwen25VL, Qwen35, Tiny
+from tiny_encoders_more import Gemma4, InternVL, InternVL6, Llama4, LlavaNext
+from tiny_sighted import SightedQwen, SightedQwen25, answer_of_gemma4, answer_of_qwen35
 
 FOLDER = Path(__file__).parent.parent / "tests" / "data" / "vision"
 PICTURES = ((40, 40), (96, 54), (37, 83))  # width, height: a square, wide, tall
@@ -49,7 +49,7 @@ MEAN, STD = (0.5, 0.375, 0.4375), (0.25, 0.3125, 0.28125)
 
 SIZES = {"mlp": (24, 6, 3), "idefics3": (32, 8, 2), "gemma3": (32, 4, 2)}  # image, patch, blocks
 MERGE = {"idefics3": 2, "gemma3": 4}
-BEFORE, AFTER = [5, 17, 33], [8, 2, 60, 41, 7]  # tokens of a text around a picture
+BEFORE, BETWEEN, AFTER = [5, 17, 33], [3, 11], [8, 2, 60, 41, 7]  # tokens of texts around pictures
 LONGEST = 96  # idefics3: three tiles along the longest edge
 
 TINY: dict[str, type[Tiny]] = {
@@ -57,10 +57,15 @@ TINY: dict[str, type[Tiny]] = {
     "pixtral-12b": Pixtral12,
     "qwen3vl": Qwen3VL,
     "qwen35": Qwen35,
+    "qwen2vl": Qwen2VL,
+    "qwen25vl": Qwen25VL,
     "internvl": InternVL,
     "internvl-6b": InternVL6,
     "gemma4v": Gemma4,
+    "llava-next": LlavaNext,
+    "llama4": Llama4,
 }
+SIGHTED = {"qwen3vl": SightedQwen, "qwen25vl": SightedQwen25}
 
 BLOCK = {
     "self_attn.q_proj": "attn_q",
@@ -290,12 +295,14 @@ def make(name: str) -> dict[str, np.ndarray]:
             pixels, found[f"vectors.{i}"] = tiny.answer(shown_picture(i))
             if not tiny.variant:
                 found[f"pixels.{i}"] = pixels
-        if name == "qwen3vl":
-            found |= make_sighted(tiny, rng)
+        if name in SIGHTED:
+            found |= make_sighted(name, tiny, rng)
         if name == "qwen35":
             columns = int(tiny.processed(shown_picture(1))[1][0, 2]) // tiny.merge
             vectors = found["vectors.1"][0]
             found |= {"logits": answer_of_qwen35(vectors, columns, BEFORE, AFTER)}
+        if name == "llava-next":
+            found |= {f"packed.{i}": tiny.packed(shown_picture(i)) for i in range(len(PICTURES))}
         if name == "gemma4v":
             for text in ("gemma4", "gemma4-e"):
                 found[f"logits-{text}"] = answer_of_gemma4(text, found["vectors.1"][0], BEFORE, AFTER)
@@ -308,12 +315,18 @@ def make(name: str) -> dict[str, np.ndarray]:
     return golden(name, model, projector)
 
 
-def make_sighted(eyes: Qwen3VL, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Write the language model that sees through `eyes`; return what it says about a picture."""
-    model = SightedQwen(eyes, rng)
-    write_gguf(FOLDER / "qwen3vl-text.gguf", model.keys(len(eyes.taps)), model.tensors())
-    logits = model.answer(*eyes.processed(shown_picture(1)), BEFORE, AFTER)
-    return {"before": np.array(BEFORE), "after": np.array(AFTER), "logits": logits}
+def make_sighted(name: str, eyes: Qwen3VL, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Write the language model that sees through `eyes`; return what it says about one picture and two."""
+    model = SIGHTED[name](eyes, rng)
+    write_gguf(FOLDER / f"{model.arch}-text.gguf", model.keys(len(eyes.taps)), model.tensors())
+    one, other = (eyes.processed(shown_picture(i)) for i in (1, 2))
+    found = {
+        "before": np.array(BEFORE),
+        "after": np.array(AFTER),
+        "logits": model.answer([one], BEFORE, AFTER),
+    }
+    two = model.answer([other, one], BEFORE, BETWEEN, AFTER)
+    return found | {"logits-two": two[-len(AFTER) - 1 :]}
 
 
 def main(names: list[str]) -> None:
@@ -325,9 +338,11 @@ def main(names: list[str]) -> None:
         file = answers["shapes" if name in TINY else "golden"]
         file |= {f"{name}/{key}": value for key, value in found.items()}
         report(name, found)
-    if not names:
-        for name, arrays in answers.items():
-            np.savez_compressed(FOLDER / f"{name}.npz", **arrays)
+    for file, arrays in answers.items():
+        if names:  # the others stay as they are
+            with np.load(FOLDER / f"{file}.npz") as stored:
+                arrays = dict(stored) | arrays
+        np.savez_compressed(FOLDER / f"{file}.npz", **arrays)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,11 @@ from transformers import (
     PixtralVisionConfig,
 )
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
+from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
@@ -280,13 +284,17 @@ class Qwen3VL(Tiny):
     def answer(self, picture: Image.Image) -> tuple[np.ndarray, np.ndarray]:
         patches, grid = self.processed(picture)
         with torch.no_grad():
-            result = self.model(torch.from_numpy(patches), grid_thw=torch.from_numpy(grid))
-        vectors = torch.cat((result.pooler_output, *result.deepstack_features), dim=-1).numpy()
+            vectors = self.results(patches, grid).numpy()
         _, rows, columns = (int(n) for n in grid[0])
         merge, size = self.merge, self.patch
         parts = patches.reshape(rows // merge, columns // merge, merge, merge, 3, 2, size, size)[..., 0, :, :]
         pixels = parts.transpose(4, 0, 2, 5, 1, 3, 6).reshape(1, 3, rows * size, columns * size)
         return pixels, vectors[None]
+
+    def results(self, patches: np.ndarray, grid: np.ndarray) -> torch.Tensor:
+        """The vectors of an image, with what goes to early layers."""
+        result = self.model(torch.from_numpy(patches), grid_thw=torch.from_numpy(grid))
+        return torch.cat((result.pooler_output, *result.deepstack_features), dim=-1)
 
 
 class Qwen35(Qwen3VL):
@@ -294,3 +302,69 @@ class Qwen35(Qwen3VL):
 
     variant = True
     taps = ()
+
+
+class Qwen2VL(Qwen3VL):
+    """Qwen2-VL: no learned positions."""
+
+    projector, variant = "qwen2vl_merger", True
+    sizes: ClassVar[dict[str, Any]] = {
+        "depth": BLOCKS,
+        "num_heads": HEADS,
+        "patch_size": Qwen3VL.patch,
+        "spatial_merge_size": Qwen3VL.merge,
+        "temporal_patch_size": 2,
+    }
+    names: ClassVar = Qwen3VL.names | {
+        "mlp.fc1": "ffn_up",
+        "mlp.fc2": "ffn_down",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }
+    merger: ClassVar = {"merger.ln_q": "v.post_ln", "merger.mlp": "mm"}
+
+    def build(self) -> torch.nn.Module:
+        config = Qwen2VLVisionConfig(
+            embed_dim=HIDDEN, hidden_size=TEXT, mlp_ratio=FEED_FORWARD // HIDDEN, **self.sizes
+        )
+        config._attn_implementation = "eager"
+        return Qwen2VisionTransformerPretrainedModel(config)
+
+    def renamed(self, name: str, array: np.ndarray) -> list[tuple[str, np.ndarray]]:
+        found = super().renamed(name, array)
+        if ".qkv." not in name:
+            return found
+        parts = zip("qkv", np.split(found[0][1], 3), strict=True)
+        return [(found[0][0].replace("attn_qkv", f"attn_{part}"), one) for part, one in parts]
+
+    def keys(self) -> dict[str, Any]:
+        keys = super().keys()
+        del keys["clip.use_gelu"], keys["clip.vision.is_deepstack_layers"]
+        return keys
+
+    def results(self, patches: np.ndarray, grid: np.ndarray) -> torch.Tensor:
+        return self.model(torch.from_numpy(patches), grid_thw=torch.from_numpy(grid)).pooler_output
+
+
+class Qwen25VL(Qwen2VL):
+    """Qwen2.5-VL: windows in the first block, RMS norms, a gate."""
+
+    projector = "qwen2.5vl_merger"
+    window = 24  # pixels
+
+    def build(self) -> torch.nn.Module:
+        config = Qwen2_5_VLVisionConfig(
+            hidden_size=HIDDEN,
+            intermediate_size=FEED_FORWARD,
+            out_hidden_size=TEXT,
+            window_size=self.window,
+            fullatt_block_indexes=[1],
+            **self.sizes,
+        )
+        config._attn_implementation = "eager"
+        return Qwen2_5_VisionTransformerPretrainedModel(config)
+
+    def keys(self) -> dict[str, Any]:
+        windows = {"clip.vision.n_wa_pattern": 2, "clip.vision.window_size": self.window}
+        return super().keys() | windows | {"clip.use_silu": True}

@@ -1,16 +1,16 @@
-"""A tiny random Qwen3-VL, the language model too, a Qwen3.5 and Gemmas 4: what they say about a picture.
+"""A tiny random Qwen3-VL and Qwen2.5-VL, the language models too, a Qwen3.5 and Gemmas 4, about a picture.
 
-Its encoder is the case qwen3vl of tiny_encoders.py; the file of the language model is qwen3vl-text.
+Their encoders are cases of tiny_encoders.py; the files of the language models are qwen3vl-text, qwen2vl-text.
 """
 
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from transformers import Qwen3VLConfig
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen3VLConfig
 from transformers.models.gemma4.modeling_gemma4 import create_masks_for_vision_model
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLForConditionalGeneration
 
@@ -45,13 +45,18 @@ WHOLE = {
 class SightedQwen:
     """The whole model, with the encoder of a `Qwen3VL` that has been filled."""
 
+    arch = "qwen3vl"
+    classes: ClassVar[tuple[Any, Any]] = (Qwen3VLConfig, Qwen3VLForConditionalGeneration)
+    heads, sections = HEADS, SECTIONS
+    rope: ClassVar[dict[str, Any]] = {"mrope_interleaved": True}
+
     def __init__(self, eyes: Qwen3VL, rng: np.random.Generator) -> None:
         text = {
             "vocab_size": VOCAB,
             "hidden_size": WIDTH,
             "intermediate_size": WIDE,
             "num_hidden_layers": LAYERS,
-            "num_attention_heads": HEADS,
+            "num_attention_heads": self.heads,
             "num_key_value_heads": KV_HEADS,
             "head_dim": HEAD,
             "rms_norm_eps": EPS,
@@ -59,11 +64,12 @@ class SightedQwen:
             "rope_parameters": {
                 "rope_type": "default",
                 "rope_theta": BASE,
-                "mrope_section": list(SECTIONS),
-                "mrope_interleaved": True,
+                "mrope_section": list(self.sections),
+                **self.rope,
             },
         }
-        config = Qwen3VLConfig(
+        config_class, model_class = self.classes
+        config = config_class(
             text_config=text,
             vision_config=eyes.model.config.to_dict(),
             image_token_id=IMAGE_TOKEN,
@@ -72,13 +78,13 @@ class SightedQwen:
             tie_word_embeddings=True,
         )
         config._attn_implementation = config.text_config._attn_implementation = "eager"
-        self.model = Qwen3VLForConditionalGeneration(config).eval().float()
+        self.model = model_class(config).eval().float()
         self.model.model.visual = eyes.model
         self.merge = eyes.merge
         for name, parameter in self.model.model.language_model.named_parameters():
             shape = tuple(parameter.shape)
             if parameter.ndim == 1:
-                values = np.round(rng.uniform(-0.5, 0.5, shape) * 512) / 512 + 1
+                values = np.round(rng.uniform(-0.5, 0.5, shape) * 512) / 512 + (not name.endswith("bias"))
             else:
                 values = rng.normal(0, 1 if "embed" in name else 1.3 * shape[1] ** -0.5, shape)
             parameter.data = torch.from_numpy(values.astype(np.float16).astype(np.float32))
@@ -102,32 +108,43 @@ class SightedQwen:
             "embedding_length": WIDTH,
             "block_count": LAYERS,
             "feed_forward_length": WIDE,
-            "attention.head_count": HEADS,
+            "attention.head_count": self.heads,
             "attention.head_count_kv": KV_HEADS,
             "attention.key_length": HEAD,
             "attention.value_length": HEAD,
             "attention.layer_norm_rms_epsilon": EPS,
             "rope.freq_base": BASE,
-            "rope.dimension_sections": np.array([*SECTIONS, 0], np.int32),
-            "n_deepstack_layers": taps,
+            "rope.dimension_sections": np.array([*self.sections, 0], np.int32),
         }
-        return {"general.architecture": "qwen3vl"} | {f"qwen3vl.{key}": value for key, value in arch.items()}
+        if taps:
+            arch["n_deepstack_layers"] = taps
+        keys = {f"{self.arch}.{key}": value for key, value in arch.items()}
+        return {"general.architecture": self.arch} | keys
 
-    def answer(
-        self, patches: np.ndarray, grid: np.ndarray, before: list[int], after: list[int]
-    ) -> np.ndarray:
-        """float32[n, n_vocab]: logits of a text, a picture and a text, at every position."""
-        n = int(grid.prod()) // self.merge**2
-        ids = [*before, START, *[IMAGE_TOKEN] * n, END, *after]
+    def answer(self, pictures: list[tuple[np.ndarray, np.ndarray]], *texts: list[int]) -> np.ndarray:
+        """float32[n, n_vocab]: logits of texts with a picture (patches and grid) between each two of them."""
+        ids = list(texts[0])
+        for (_, grid), text in zip(pictures, texts[1:], strict=True):
+            ids += [START, *[IMAGE_TOKEN] * (int(grid.prod()) // self.merge**2), END, *text]
         kinds = [int(token == IMAGE_TOKEN) for token in ids]
+        patches, grids = (torch.from_numpy(np.concatenate(part)) for part in zip(*pictures, strict=True))
         with torch.no_grad():
             out = self.model(
                 input_ids=torch.tensor([ids]),
                 mm_token_type_ids=torch.tensor([kinds]),
-                pixel_values=torch.from_numpy(patches),
-                image_grid_thw=torch.from_numpy(grid),
+                pixel_values=patches,
+                image_grid_thw=grids,
             )
         return out.logits[0].numpy()
+
+
+class SightedQwen25(SightedQwen):
+    """Qwen2.5-VL: biases instead of norms, the axes of the rope one after the other."""
+
+    arch = "qwen2vl"
+    classes: ClassVar = (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration)
+    heads, sections = 2, (2, 3, 3)
+    rope: ClassVar = {}
 
 
 def answer_of_qwen35(vectors: np.ndarray, columns: int, before: list[int], after: list[int]) -> np.ndarray:

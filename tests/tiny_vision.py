@@ -26,18 +26,25 @@ from tiny_models import tiny_file
 
 FOLDER = Path(__file__).parent / "data" / "vision"
 NAMES = ["gemma3", "idefics3", "mlp"]
-TILED = ["internvl"]
+TILED = ["internvl", "llava-next", "llama4"]
 SHAPED = ["pixtral", "qwen3vl", "gemma4v"]  # images keep their shape
-VARIANTS = ["pixtral-12b", "qwen35", "internvl-6b"]
+VARIANTS = ["pixtral-12b", "qwen35", "internvl-6b", "qwen2vl", "qwen25vl"]
 ENCODERS = [*NAMES, *TILED, *SHAPED, *VARIANTS]
-PROJECTORS = {"qwen3vl": "qwen3vl_merger", "qwen35": "qwen3vl_merger"}
+PROJECTORS = {
+    "qwen2vl": "qwen2vl_merger",
+    "qwen25vl": "qwen2.5vl_merger",
+    "qwen3vl": "qwen3vl_merger",
+    "qwen35": "qwen3vl_merger",
+    "llava-next": "mlp",
+}
 # The answers were made with Pillow 13, which resizes the last one a little differently from earlier ones.
 PICTURES = (0, 1, 2) if int(PIL.__version__.partition(".")[0]) >= 13 else (0, 1)
 
 
 @cache
 def vision_file(name):
-    return GGUF(FOLDER / f"{name}.gguf")
+    """A tiny file; one that is open already is taken as it is."""
+    return name if isinstance(name, GGUF) else GGUF(FOLDER / f"{name}.gguf")
 
 
 @cache
@@ -81,6 +88,11 @@ SPECIALS = (
     *("[IMG]", "[IMG_BREAK]", "[IMG_END]", "<img>", "</img>", "<|image>", "<image|>", "<|image|>"),
     *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>"),
 )
+LLAMA4_SPECIALS = (
+    *("<end>", "<turn>", "<|image_start|>", "<|image_end|>", "<|patch|>", "<|image|>"),
+    *("<|tile_x_separator|>", "<|tile_y_separator|>"),
+    *(f"<spare {i}>" for i in range(len(SPECIALS) - 8)),
+)
 TEMPLATE = "{% for m in messages %}<turn>{{ m.content }}{% endfor %}<turn>"
 IMAGE_TEMPLATE = (
     "{% for m in messages %}<turn>{% for part in m.content %}"
@@ -88,11 +100,11 @@ IMAGE_TEMPLATE = (
 )
 
 
-def small_tokenizer():
+def small_tokenizer(specials=SPECIALS):
     """A tokenizer whose ids fit the tiny language models."""
-    tokens = [*CHARACTERS, "Ġ", "Ċ", *"!,:", *SPECIALS]
+    tokens = [*CHARACTERS, "Ġ", "Ċ", *"!,:", *specials]
     assert len(tokens) == 96
-    types = np.array([1] * (len(tokens) - len(SPECIALS)) + [3] * len(SPECIALS), np.int32)
+    types = np.array([1] * (len(tokens) - len(specials)) + [3] * len(specials), np.int32)
     packed = b"".join(LENGTH.pack(len(token.encode())) + token.encode() for token in tokens)
     values = {
         "tokenizer.ggml.model": "gpt2",
@@ -110,7 +122,7 @@ def small_tokenizer():
 def seeing_llm(name, backend="native", *, text=None, template=TEMPLATE, cells=256, **options):
     """A tiny language model that sees through a tiny encoder."""
     file = text if isinstance(text, GGUF) else tiny_file(text or ("gemma3" if name == "gemma3" else "llama"))
-    spec, tokenizer = read_spec(file), small_tokenizer()
+    spec, tokenizer = read_spec(file), small_tokenizer(options.pop("specials", SPECIALS))
     sees = vision_spec(name)
     sees = replace(sees, bidirectional=sees.bidirectional or spec.windowed_images)
     if backend == "native":
@@ -126,6 +138,18 @@ def seeing_llm(name, backend="native", *, text=None, template=TEMPLATE, cells=25
     else:
         runs = ReferenceBackend(file, spec, cells, n_slots=16)
         encoder = ReferenceEncoder(vision_file(name), sees)
-    vision = Vision(encoder, tokenizer, lambda: name, options.pop("image_cache", None))
+    vision = Vision(encoder, tokenizer, lambda: str(name), options.pop("image_cache", None))
     chat = ChatTemplate(template, tokenizer.specials)
     return LLM(runs, tokenizer, chat, fingerprint=lambda: "tiny", vision=vision, **options)
+
+
+def logits_behind(llm, parts, after):
+    """float32[1 + tokens, n_vocab]: behind texts and images, and behind each token that follows them."""
+    seq = llm.sequence(parts[0])
+    for part in parts[1:]:
+        seq.append(part)
+    found = [seq.logits.copy()]
+    for token in after:
+        seq.append(token)
+        found.append(seq.logits.copy())
+    return np.stack(found)

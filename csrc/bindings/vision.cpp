@@ -137,11 +137,18 @@ void look(Vision& vision, const std::string& name, Rows3 x, Rows3 q, Rows3 keys,
     vision.look(name, x.data(), x.shape(1), first, last, rotation.data(), q.data(), keys.data(), values.data());
 }
 
-void mix(Vision& vision, const std::string& name, Rows3 x, Rows3 q, Rows3 keys, Rows3 values, size_t first,
-         size_t last) {
+void mix(Vision& vision, const std::string& name, Rows3 x, Rows3 q, Rows3 keys, Rows3 values, Input1<int32_t> windows,
+         size_t first, size_t last) {
     check_piece(vision, name, x, q, keys, values, first, last);
+    const std::vector<int32_t> ends(windows.data(), windows.data() + windows.shape(0));
+    int32_t start = 0;
+    for (const int32_t end : ends) {
+        if (end <= start) fail("windows out of order");
+        start = end;
+    }
+    if (static_cast<size_t>(start) != x.shape(1)) fail("windows that are not all of an image");
     Unlocked unlocked;
-    vision.mix(name, x.data(), x.shape(1), first, last, q.data(), keys.data(), values.data());
+    vision.mix(name, x.data(), x.shape(1), first, last, q.data(), keys.data(), values.data(), ends);
 }
 
 }  // namespace

@@ -13,17 +13,17 @@ constexpr size_t kRowsOfAttention = 16;
 
 }  // namespace
 
-// One head's rows over all positions of their image: K and V stand behind each other, as floats.
-void Vision::attend(const float* q, const float* keys, const float* values, size_t length, size_t rows, size_t head,
-                    const Scratch& mine, float* out) const {
-    const size_t size = n_embd_ / n_head_;
+// One head's rows over all positions of their window: K and V stand behind each other, as floats.
+void Vision::attend(const float* q, const float* keys, const float* values, const Patch& patch, const Scratch& mine,
+                    float* out) const {
+    const size_t size = n_embd_ / n_head_, length = patch.length, rows = patch.rows, head = patch.head;
     int32_t begins[kRowsOfAttention] = {}, ends[kRowsOfAttention];
     std::fill(ends, ends + rows, static_cast<int32_t>(length));
     Attention a;
     a.type = CacheType::kFloat;
     a.keys = reinterpret_cast<const uint8_t*>(keys);
     a.values = reinterpret_cast<const uint8_t*>(values);
-    a.places = mine.places;
+    a.places = mine.places + patch.begin;
     a.head_size = size;
     a.group = 1;
     a.scale = scale_;
@@ -190,24 +190,30 @@ void Vision::look(const std::string& name, const float* x, size_t length, size_t
     });
 }
 
-std::vector<Vision::Patch> Vision::patches(size_t length, size_t first, size_t last) const {
+std::vector<Vision::Patch> Vision::patches(size_t length, size_t first, size_t last,
+                                           const std::vector<int32_t>& windows) const {
     std::vector<Patch> found;
     for (size_t image = first / length; image * length < last; ++image) {
-        const size_t begin = std::max(first, image * length), end = std::min(last, (image + 1) * length);
-        for (size_t head = 0; head < n_head_; ++head) {
-            for (size_t row = begin; row < end; row += kRowsOfAttention) {
-                found.push_back({image, head, row, std::min(kRowsOfAttention, end - row)});
+        size_t start = 0;
+        for (const int32_t window : windows) {
+            const size_t stop = static_cast<size_t>(window), at = image * length;
+            const size_t begin = std::max(first, at + start), end = std::min(last, at + stop);
+            for (size_t head = 0; head < n_head_; ++head) {
+                for (size_t row = begin; row < end; row += kRowsOfAttention) {
+                    found.push_back({image, head, row, std::min(kRowsOfAttention, end - row), start, stop - start});
+                }
             }
+            start = stop;
         }
     }
     return found;
 }
 
 void Vision::mix(const std::string& name, float* x, size_t length, size_t first, size_t last, const float* q,
-                 const float* keys, const float* values) {
+                 const float* keys, const float* values, const std::vector<int32_t>& windows) {
     const size_t n_threads = pool_.active(), size = head_size(), widest = std::max(n_embd_, n_ff_);
     const bool gated = matrix(name + "ffn_gate.weight") != nullptr;
-    const std::vector<Patch> patches = this->patches(length, first, last);
+    const std::vector<Patch> patches = this->patches(length, first, last, windows);
     Crew crew{*this, name, last - first, {}, nullptr, std::vector<Scratch>(n_threads), Cursors(5, n_threads)};
     const size_t rows = crew.rows;
     float *normed, *added, *hidden, *gate;
@@ -245,7 +251,7 @@ void Vision::mix(const std::string& name, float* x, size_t length, size_t first,
         for (size_t piece; pieces.next(&piece);) {
             const Patch& p = patches[piece];
             const size_t plane = (p.image * n_head_ + p.head) * length * size;
-            attend(q + p.row * n_embd_, keys + plane, values + plane, length, p.rows, p.head, crew.threads[thread],
+            attend(q + p.row * n_embd_, keys + plane, values + plane, p, crew.threads[thread],
                    normed + (p.row - first) * n_embd_);
         }
         crew.multiply({{"attn_out", Activation::kNone, 1, added}}, normed, thread);

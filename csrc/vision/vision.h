@@ -55,17 +55,18 @@ public:
     //   q                  [n][length][n_embd]
     //   keys and values    [n][head][length][size of a head]
     //   rotation           [length][pairs][cosine and sine], if there are pairs
+    //   windows            where each ends, the last one at `length`: attention stays within them
     void look(const std::string& name, const float* x, size_t length, size_t first, size_t last,
               const float* rotation, float* q, float* keys, float* values);
     void mix(const std::string& name, float* x, size_t length, size_t first, size_t last, const float* q,
-             const float* keys, const float* values);
+             const float* keys, const float* values, const std::vector<int32_t>& windows);
 
 private:
     struct Scratch;
     struct Crew;
-    // Rows of one image that attend together, with one head.
+    // Rows of one window that attend together, with one head; the window is `length` positions of the image.
     struct Patch {
-        size_t image, head, row, rows;
+        size_t image, head, row, rows, begin, length;
     };
 
     void normalise(const float* weight, const float* bias, size_t n, float eps, const float* x, float* out) const;
@@ -88,9 +89,9 @@ private:
     // Room for rows of activations, and for what a thread's products need.
     Quantized take_rows(Carver& carver, size_t rows, size_t columns) const;
     ProductScratch take_product(Carver& carver) const;
-    std::vector<Patch> patches(size_t length, size_t first, size_t last) const;
-    void attend(const float* q, const float* keys, const float* values, size_t length, size_t rows, size_t head,
-                const Scratch& mine, float* out) const;
+    std::vector<Patch> patches(size_t length, size_t first, size_t last, const std::vector<int32_t>& windows) const;
+    void attend(const float* q, const float* keys, const float* values, const Patch& patch, const Scratch& mine,
+                float* out) const;
 
     size_t n_embd_, n_ff_, n_head_;
     float norm_eps_;

@@ -298,6 +298,7 @@ class Vision:
         q: NDArray[np.float32],
         keys: NDArray[np.float32],
         values: NDArray[np.float32],
+        windows: NDArray[np.int32],
         first: int,
         last: int,
     ) -> None: ...

@@ -25,7 +25,6 @@ from tiny_vision import (
     PROJECTORS,
     SHAPED,
     TILED,
-    VARIANTS,
     patches,
     picture,
     vectors,
@@ -126,13 +125,17 @@ def test_pieces_that_are_wrong():
     encoder = native("mlp")
     x = encoder.embed(*patches("mlp", 0))
     seen, none = [np.empty_like(x) for _ in "qkv"], np.empty((0, 0, 2), np.float32)
+    windows = np.array([x.shape[1]], np.int32)
     for first, last in ((0, 0), (3, 2), (0, x.shape[1] + 1)):
         with pytest.raises(ValueError, match="out of range"):
             encoder.native.look("v.blk.0.", x, *seen, none, first, last)
     with pytest.raises(ValueError, match="wrong size"):
-        encoder.native.mix("v.blk.0.", x, *seen[:2], np.empty((1, 1, 4), np.float32), 0, 1)
+        encoder.native.mix("v.blk.0.", x, *seen[:2], np.empty((1, 1, 4), np.float32), windows, 0, 1)
+    for ends in ([], [3], [3, 3, x.shape[1]], [-1, x.shape[1]], [x.shape[1] + 1]):
+        with pytest.raises(ValueError, match="windows"):
+            encoder.native.mix("v.blk.0.", x, *seen, np.array(ends, np.int32), 0, 1)
     with pytest.raises(ValueError, match="incomplete"):
-        encoder.native.mix("v.blk.9.", x, *seen, 0, 1)
+        encoder.native.mix("v.blk.9.", x, *seen, windows, 0, 1)
     rotated = native("pixtral")
     x = rotated.embed(*patches("pixtral", 0))
     with pytest.raises(ValueError, match="rotation of the wrong size"):
@@ -146,9 +149,12 @@ def test_pieces_that_are_wrong():
 OTHER = {"silu": "gelu"}
 
 
-def without(name):
+def without(*names):
     """Encoders for which a spec can be wrong in that way."""
-    return [other for other in ENCODERS if other != name]
+    return [other for other in ENCODERS if other not in names]
+
+
+ROTATED = [*SHAPED, "pixtral-12b", "qwen35", "qwen2vl", "qwen25vl", "llama4"]
 
 
 SPEC_ERRORS = {
@@ -159,20 +165,29 @@ SPEC_ERRORS = {
     "no norm behind the blocks": (["idefics3", "gemma3"], lambda s: replace(s, post_norm=False)),
     "no norm before the blocks": (["mlp"], lambda s: replace(s, pre_norm=False)),
     "no class token": (["mlp"], lambda s: replace(s, class_token=False)),
+    "the class token's position first": (["llama4"], lambda s: replace(s, class_last=False)),
+    "no windows": (["qwen25vl"], lambda s: replace(s, window=0)),
+    "windows of another size": (["qwen25vl"], lambda s: replace(s, window=4)),
+    "windows in all blocks": (["qwen25vl"], lambda s: replace(s, global_blocks=frozenset())),
+    "windows in other blocks": (["qwen25vl"], lambda s: replace(s, global_blocks=frozenset({0}))),
     "biases ignored": (NAMES, lambda s: replace(s, biases=frozenset())),
     "heads of another size": (without("gemma4v"), lambda s: replace(s, n_head=2)),
     "mean ignored": (NAMES, lambda s: replace(s, mean=(0.5, 0.5, 0.5))),
     "std ignored": (NAMES, lambda s: replace(s, std=(0.5, 0.5, 0.5))),
     "pixels from 0 to 1": (["gemma4v"], lambda s: replace(s, mean=(0.0,) * 3, std=(1.0,) * 3)),
-    "no rotation": ([*SHAPED, *VARIANTS[:2]], lambda s: replace(s, rope="")),
-    "other pairs": (["pixtral", "pixtral-12b", "gemma4v"], lambda s: replace(s, rope="halves")),
+    "no rotation": (ROTATED, lambda s: replace(s, rope="")),
+    "other pairs": (["pixtral", "pixtral-12b", "gemma4v", "llama4"], lambda s: replace(s, rope="halves")),
+    "rows first in the rotation": (["llama4"], lambda s: replace(s, rope="adjacent")),
     "pairs side by side": (["qwen3vl", "gemma4v"], lambda s: replace(s, rope="adjacent")),
-    "rows and columns swapped in the rotation": (["qwen3vl"], lambda s: replace(s, rope="quarters")),
-    "another base": (SHAPED, lambda s: replace(s, rope_base=500.0)),
+    "rows and columns swapped in the rotation": (
+        ["qwen3vl", "qwen25vl"],
+        lambda s: replace(s, rope="quarters"),
+    ),
+    "another base": ([*SHAPED, "qwen25vl", "llama4"], lambda s: replace(s, rope_base=500.0)),
     "no positions": (["qwen3vl", "gemma4v"], lambda s: replace(s, positions="")),
-    "one frame": (["qwen3vl", "qwen35"], lambda s: replace(s, two_frames=False)),
-    "no gate": (["pixtral", "gemma4v"], lambda s: replace(s, gated=False)),
-    "tanh GELU": (["internvl"], lambda s: replace(s, activation="gelu")),
+    "one frame": (["qwen3vl", "qwen35", "qwen2vl"], lambda s: replace(s, two_frames=False)),
+    "no gate": (["pixtral", "gemma4v", "qwen25vl"], lambda s: replace(s, gated=False)),
+    "tanh GELU": (["internvl", "llama4"], lambda s: replace(s, activation="gelu")),
     "exact GELU": (["qwen3vl", "gemma4v"], lambda s: replace(s, activation="exact_gelu")),
     "Q and K not normalised": (["internvl-6b", "gemma4v"], lambda s: replace(s, qk_norm="")),
     "V not normalised": (["gemma4v"], lambda s: replace(s, value_norm=False)),

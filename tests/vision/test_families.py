@@ -11,7 +11,7 @@ from stretto.vision.families import FAMILIES
 from stretto.vision.families.base import Run, Special, Text
 from stretto.vision.image import Image
 from stretto.vision.queue import find_grid, prepare
-from tiny_vision import picture, seeing_llm, vision_answer, vision_spec
+from tiny_vision import PICTURES, picture, seeing_llm, vision_answer, vision_spec
 
 
 def layout(name, i=1):
@@ -37,16 +37,35 @@ def test_all_tiles_of_internvl_lie_between_two_markers():
     assert parts[1:-1] == [Run(i * spec.n_tokens, (i + 1) * spec.n_tokens) for i in range(5)]
 
 
+def test_tokens_of_llava_next_without_what_fills_its_tiles():
+    """The whole image, then the tiles row by row, each of which a vector of the file ends."""
+    for i in PICTURES:
+        parts, _, _ = layout("llava-next", i)
+        flat = vision_answer("llava-next", f"vectors.{i}").reshape(-1, 32)
+        found = np.concatenate([flat[run.first : run.stop] for run in parts])
+        np.testing.assert_array_equal(found, vision_answer("llava-next", f"packed.{i}"))
+
+
+def test_tiles_of_llama4_have_separators():
+    parts, spec, _ = layout("llama4")
+    names = [part.text for part in parts if isinstance(part, Special)]
+    between = ["<|tile_x_separator|>", "<|tile_y_separator|>"]
+    assert names == ["<|image_start|>", *between, *between, "<|image|>", "<|image_end|>"]
+    assert [part for part in parts if isinstance(part, Run)] == [Run(9 * i, 9 * i + 9) for i in range(5)]
+    assert spec.n_tokens == 9
+
+
 def test_markers_of_one_run():
     for name, first, last in (
         ("gemma4v", "<|image>", "<image|>"),
         ("qwen3vl", "<|vision_start|>", "<|vision_end|>"),
+        ("qwen25vl", "<|vision_start|>", "<|vision_end|>"),
     ):
         parts, spec, grid = layout(name)
         assert (parts[0], parts[-1]) == (Special(first), Special(last))
         (run,) = parts[1:-1]
         assert (run.first, run.stop) == (0, spec.count_tokens(grid))
-        assert run.columns == (grid[1] // spec.merge if name == "qwen3vl" else 0)
+        assert run.columns == (grid[1] // spec.merge if name != "gemma4v" else 0)
 
 
 def test_line_breaks_of_smolvlm():

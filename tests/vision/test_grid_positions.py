@@ -16,7 +16,7 @@ from stretto.cache.lags import reach
 from stretto.errors import InvalidRequest, ModelError
 from stretto.models import read_spec
 from tiny_models import tiny_file
-from tiny_vision import picture, seeing_llm, vision_answer, vision_file, vision_spec
+from tiny_vision import logits_behind, picture, seeing_llm, vision_answer, vision_file, vision_spec
 
 TEXT = "qwen3vl-text"
 ROWS, COLUMNS = 6, 10  # tokens of the picture
@@ -162,7 +162,8 @@ def test_wrong_places():
 
 
 def sighted(backend="native", name="qwen3vl", **options):
-    text = vision_file(TEXT) if name == "qwen3vl" else tiny_file("qwen35")
+    texts = {"qwen3vl": TEXT, "qwen2vl": "qwen2vl-text", "qwen25vl": "qwen2vl-text"}
+    text = vision_file(texts[name]) if name in texts else tiny_file("qwen35")
     return seeing_llm(name, backend, text=text, cells=N_CELLS, **options)
 
 
@@ -175,7 +176,7 @@ GREEDY = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
 
 @pytest.mark.golden
 @pytest.mark.parametrize(("backend", "tolerance"), [("reference", 2e-4), ("native", 0.06)])
-@pytest.mark.parametrize("name", ["qwen3vl", "qwen35"])
+@pytest.mark.parametrize("name", ["qwen3vl", "qwen25vl", "qwen35"])
 def test_logits_behind_an_image_in_a_sequence(name, backend, tolerance):
     """Encoder and language model, also with recurrent layers, token by token behind the image."""
     before, after = (vision_answer("qwen3vl", key).tolist() for key in ("before", "after"))
@@ -191,7 +192,19 @@ def test_logits_behind_an_image_in_a_sequence(name, backend, tolerance):
     assert np.abs(np.stack(found) - wanted).max() < tolerance
 
 
-@pytest.mark.parametrize("name", ["qwen3vl", "qwen35"])
+@pytest.mark.golden
+@pytest.mark.parametrize(("backend", "tolerance"), [("reference", 2e-4), ("native", 0.06)])
+@pytest.mark.parametrize("name", ["qwen3vl", "qwen25vl"])
+def test_logits_behind_two_images(name, backend, tolerance):
+    """Text behind the first begins behind its longer side, as does the second image."""
+    before, after = (vision_answer("qwen3vl", key).tolist() for key in ("before", "after"))
+    wanted = vision_answer(name, "logits-two")
+    with sighted(backend, name) as llm:
+        found = logits_behind(llm, (before, picture(2), [3, 11], picture(1)), after)
+    assert np.abs(found - wanted).max() < tolerance
+
+
+@pytest.mark.parametrize("name", ["qwen3vl", "qwen25vl", "qwen35"])
 @pytest.mark.parametrize("loop", ["python", "fused"])
 def test_many_ways_to_the_same_bits(loop, name):
     """By the Python loop or the fused one, from the cache, forked, token by token."""
@@ -211,7 +224,7 @@ def test_many_ways_to_the_same_bits(loop, name):
             assert [one.step(temperature=0).token for _ in wanted] == wanted
 
 
-@pytest.mark.parametrize("name", ["qwen3vl", "qwen35"])
+@pytest.mark.parametrize("name", ["qwen3vl", "qwen25vl", "qwen35"])
 def test_many_at_once(name):
     prompts = [("ab", picture(1), "cd"), "ab cd", (picture(0), "ab"), "cd"]
     with sighted(name=name) as llm:
@@ -221,7 +234,7 @@ def test_many_at_once(name):
             assert llm.generate(prompt, **GREEDY).tokens == wanted
 
 
-@pytest.mark.parametrize("name", ["qwen3vl", "qwen35"])
+@pytest.mark.parametrize("name", ["qwen3vl", "qwen25vl", "qwen35"])
 def test_a_saved_sequence(tmp_path, name):
     with sighted(name=name) as llm:
         seq = llm.sequence("ab")

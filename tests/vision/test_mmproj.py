@@ -21,7 +21,7 @@ from stretto.weights.gguf import GGUF
 from stretto.weights.writer import Quantized, write_gguf
 from tiny_vision import FOLDER, NAMES, SHAPED, TILED, vectors, vision_answer, vision_file
 
-FILES = [*NAMES, *TILED, *SHAPED]
+FILES = [*NAMES, *TILED, *SHAPED, "qwen25vl"]
 
 
 def changed(tmp_path, name, metadata=None, tensors=None, without=()):
@@ -58,7 +58,13 @@ WRONG = [
     ("mlp", {"clip.vision.image_std": np.array([1, 0, 1], np.float32)}, "image_std"),
     ("mlp", {"clip.vision.image_mean": np.array([1, 0], np.float32)}, "image_mean"),
     ("mlp", {"clip.use_silu": True, "clip.use_gelu": True}, "at once"),
-    ("mlp", {"clip.vision.image_grid_pinpoints": np.array([1, 2], np.int32)}, "LLaVA 1.6"),
+    ("llava-next", {"clip.vision.image_grid_pinpoints": np.array([1, 2], np.int32)}, "multiples of 24"),
+    ("llava-next", {"clip.vision.image_grid_pinpoints": np.array([24], np.int32)}, "multiples of 24"),
+    ("llava-next", {"clip.vision.image_grid_pinpoints": np.array([240, 240], np.int32)}, "at most 64 tiles"),
+    ("llava-next", {"clip.vision.mm_patch_merge_type": "spatial"}, "'spatial' is not supported"),
+    ("llama4", {"clip.vision.preproc_max_tiles": 65}, "preproc_max_tiles"),
+    ("qwen25vl", {"clip.vision.n_wa_pattern": 0}, "n_wa_pattern"),
+    ("qwen25vl", {"clip.vision.window_size": 7}, "at least 8 pixels"),
     ("gemma3", {"clip.vision.projector.scale_factor": 3}, "cannot be merged"),
     ("idefics3", {"clip.vision.projector.scale_factor": 0}, "scale_factor"),
     ("idefics3", {"clip.vision.preproc_image_size": 1 << 20}, "preproc_image_size"),

@@ -86,6 +86,7 @@ ARCHITECTURES = {
     "qwen": "qwen",
     "qwen2": "qwen2",
     "qwen2moe": "qwen2moe",
+    "qwen2vl": "qwen2vl",
     "qwen3": "qwen3",
     "qwen35": "qwen35",
     "qwen35moe": "qwen35moe",

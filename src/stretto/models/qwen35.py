@@ -21,11 +21,16 @@ def attends(keys: Keys) -> Attention:
 
 def read_axes(keys: Keys, pairs: int) -> tuple[int, ...]:
     """The axis of each pair, from the number of pairs that the file gives each axis."""
+    return interleaved(read_sections(keys, pairs), pairs)
+
+
+def read_sections(keys: Keys, pairs: int) -> list[int]:
+    """The number of pairs that the file gives each axis: time, row, column."""
     sections = keys.file.metadata.array(keys.key("rope.dimension_sections")).tolist()
     if not 3 <= len(sections) <= 4 or not all(type(n) is int and 0 <= n <= pairs for n in sections):
         counts = f"counts of at most {pairs} pairs for time, row and column are needed"
         raise keys.error("rope.dimension_sections", f"{sections}; {counts}")
-    return interleaved(sections, pairs)
+    return sections[:3]
 
 
 def interleaved(sections: list[int], pairs: int) -> tuple[int, ...]:

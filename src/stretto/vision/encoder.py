@@ -1,6 +1,7 @@
 """The interface of image encoders: blocks run in slices, so that decode steps can run in between.
 
-x = encoder.embed(patches, grid)          # float32[n, positions, n_embd]: n images or tiles of one size
+x = encoder.embed(patches, grid)          # float32[n, positions, n_embd]: n images or tiles of one size,
+                                          # window by window if there are windows
 for i in range(spec.n_layer):
     for _ in encoder.block(i, x, grid, rows):  # in place; can be paused between any two slices
         ...
@@ -14,6 +15,7 @@ What lies between patches and vectors may be on a GPU: arrays that only the enco
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -22,7 +24,7 @@ from numpy.typing import NDArray
 from stretto.vision.families import FAMILIES
 from stretto.vision.families.base import Operations
 from stretto.vision.families.qwen3vl import deepstack
-from stretto.vision.spec import CLAMP_ENDS, Grid, VisionSpec
+from stretto.vision.spec import CLAMP_ENDS, ROW_END, Grid, VisionSpec
 from stretto.weights.gguf import GGUF, Tensor
 
 Floats = NDArray[np.float32]
@@ -77,20 +79,50 @@ def projected(encoder: Encoder, x: Floats, grid: Grid, taps: Sequence[Floats]) -
         x = encoder.norm(x, "v.post_ln")
     if spec.class_token:
         x = np.ascontiguousarray(x[:, 1:])
+    x = from_windows(x, spec, grid)
     vectors = FAMILIES[spec.projector].project(encoder, x, grid)
+    if spec.row_ends:
+        end = np.broadcast_to(encoder.vector(ROW_END), (len(vectors), 1, spec.n_out))
+        vectors = np.concatenate((vectors, end), axis=1)
     return np.concatenate((vectors, *taps), axis=-1) if taps else vectors
 
 
-# Where a patch stands, for both encoders: learned positions of any grid, and the angles of its rotation.
+# Where a patch stands, for all encoders: its window, learned positions of any grid, angles of its rotation.
 
 Ints = NDArray[np.int32]
+
+
+@lru_cache(maxsize=32)
+def window_order(side: int, grid: Grid) -> tuple[NDArray[np.intp], Ints]:
+    """The patches of a grid window by window, and where each window ends among them."""
+    rows, columns = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
+    window = rows // side * (grid[1] // side + 1) + columns // side
+    counts = np.bincount(window)
+    return np.argsort(window, kind="stable"), np.cumsum(counts[counts > 0]).astype(np.int32)
+
+
+def to_windows(x: Floats, spec: VisionSpec, grid: Grid) -> Floats:
+    """[n, patches, …] row by row → window by window."""
+    return x[:, window_order(spec.window, grid)[0]] if spec.window else x
+
+
+def from_windows(x: Floats, spec: VisionSpec, grid: Grid) -> Floats:
+    """[n, patches, …] window by window → row by row."""
+    return x[:, np.argsort(window_order(spec.window, grid)[0])] if spec.window else x
+
+
+def window_ends(spec: VisionSpec, block: int, grid: Grid) -> Ints:
+    """Where each window of a block's input ends: one window is all of an image."""
+    if spec.window and block not in spec.global_blocks:
+        return window_order(spec.window, grid)[1]
+    return np.array([spec.count_positions(grid)], np.int32)
 
 
 def position_rows(table: Floats, spec: VisionSpec, grid: Grid) -> Floats:
     """float32[positions, n_embd]: what is added to the patches of a grid."""
     rows, columns = grid
     if spec.positions == "learned":
-        return table
+        return np.roll(table, 1, axis=0) if spec.class_last else table
     if spec.positions == "axes":  # a table for columns and one for rows
         both: Floats = table[0][None, :columns] + table[1][:rows, None]
         return both.reshape(rows * columns, spec.n_embd)
@@ -114,7 +146,7 @@ def rope_pairs(spec: VisionSpec) -> Ints:
     """int32[head_size / 2, 2]: the numbers of a head that are rotated together."""
     size = spec.head_size
     first = np.arange(size // 2)
-    if spec.rope == "adjacent":
+    if spec.rope in ("adjacent", "columns"):
         pairs = np.stack((2 * first, 2 * first + 1), axis=1)
     elif spec.rope == "halves":
         pairs = np.stack((first, first + size // 2), axis=1)
@@ -128,6 +160,7 @@ def rotation(spec: VisionSpec, grid: Grid) -> Floats | None:
     """float32[patches, head_size / 2, 2]: cosine and sine for each pair of numbers, None without rotation.
 
     The first half of the pairs is rotated by a patch's row, the second by its column, or the other way round.
+    A class token is not rotated; where there is one, rows and columns are counted from one.
     """
     if not spec.rope:
         return None
@@ -138,8 +171,11 @@ def rotation(spec: VisionSpec, grid: Grid) -> Floats | None:
     if spec.rope == "adjacent":  # every other one of a whole head's frequencies
         shift = np.float32(2 / spec.head_size)
         second = (1 / np.float32(spec.rope_base) ** (step + shift)).astype(np.float32)
-    row, column = np.divmod(np.arange(grid[0] * grid[1], dtype=np.float32), np.float32(grid[1]))
-    first_axis, second_axis = (column, row) if spec.rope == "quarters" else (row, column)
+    patches = np.arange(grid[0] * grid[1], dtype=np.float32)
+    row, column = np.divmod(to_windows(patches[None], spec, grid)[0], np.float32(grid[1]))
+    if spec.class_token:
+        row, column = (np.concatenate(([np.float32(0)], one + 1)) for one in (row, column))
+    first_axis, second_axis = (column, row) if spec.rope in ("quarters", "columns") else (row, column)
     angles = np.concatenate((np.outer(first_axis, frequencies), np.outer(second_axis, second)), axis=1)
     return np.ascontiguousarray(np.stack((np.cos(angles), np.sin(angles)), axis=2))
 

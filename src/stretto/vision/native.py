@@ -12,8 +12,17 @@ from numpy.typing import NDArray
 
 from stretto import _native
 from stretto.errors import InvalidRequest
-from stretto.vision.encoder import patch_kernel, plain_tensors, position_rows, projected, rope_pairs, rotation
-from stretto.vision.spec import Grid, VisionSpec
+from stretto.vision.encoder import (
+    patch_kernel,
+    plain_tensors,
+    position_rows,
+    projected,
+    rope_pairs,
+    rotation,
+    to_windows,
+    window_ends,
+)
+from stretto.vision.spec import ROW_END, Grid, VisionSpec
 from stretto.weights.formats import Format
 from stretto.weights.gguf import GGUF, Tensor
 
@@ -22,7 +31,8 @@ Floats = NDArray[np.float32]
 REVISION = 2  # increases with any change of the results
 PACKABLE = frozenset(Format(code) for code in _native.dequantizable)
 NO_PAIRS = np.empty((0, 2), np.int32)
-KEPT = ("v.position_embd.weight", "v.class_embd", "v.std_bias", "v.std_scale")  # used here, not in csrc/
+# Used here, not in csrc/.
+KEPT = ("v.position_embd.weight", "v.class_embd", "v.std_bias", "v.std_scale", ROW_END)
 
 
 class NativeEncoder:
@@ -83,6 +93,7 @@ class NativeEncoder:
             x = np.concatenate((first, x), axis=1)
         if self.spec.positions:
             x += position_rows(self.kept["v.position_embd.weight"], self.spec, grid)
+        x = np.ascontiguousarray(to_windows(x, self.spec, grid))
         return self.norm(x, "v.pre_ln") if self.spec.pre_norm else x
 
     def join(self, parts: Sequence[Floats]) -> Floats:
@@ -99,10 +110,10 @@ class NativeEncoder:
             self._open.look(name, x, *qkv, self._rotation(grid), first, last)
             first = last
             yield
-        first = 0
+        first, windows = 0, window_ends(self.spec, index, grid)
         while first < n:
             last = min(n, first + rows())
-            self._open.mix(name, x, *qkv, first, last)
+            self._open.mix(name, x, *qkv, windows, first, last)
             first = last
             yield
 

@@ -107,10 +107,6 @@ def _family(file: GGUF) -> Family:
     kind = metadata.text(key, "mlp")  # the oldest files, all of them LLaVA's, do not say
     if kind not in FAMILIES:
         raise file.error(key, f"the projector {kind!r} is not supported; {SUPPORTED}")
-    for unknown in ("clip.vision.image_grid_pinpoints", "clip.vision.mm_patch_merge_type"):
-        value = metadata.get(unknown, "flat")
-        if not isinstance(value, str) or value != "flat":
-            raise file.error(unknown, "LLaVA 1.6's grids are not supported")
     return FAMILIES[kind]
 
 

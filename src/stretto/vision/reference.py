@@ -8,11 +8,21 @@ from math import erf
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.vision.encoder import patch_kernel, plain_tensors, position_rows, projected, rope_pairs, rotation
+from stretto.vision.encoder import (
+    patch_kernel,
+    plain_tensors,
+    position_rows,
+    projected,
+    rope_pairs,
+    rotation,
+    to_windows,
+    window_ends,
+)
 from stretto.vision.spec import Grid, VisionSpec
 from stretto.weights.gguf import GGUF
 
 Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
 
 
 class ReferenceEncoder:
@@ -39,6 +49,7 @@ class ReferenceEncoder:
             x = np.concatenate((first, x), axis=1)
         if self.spec.positions:
             x = x + position_rows(self.weights["v.position_embd.weight"], self.spec, grid)
+        x = to_windows(x, self.spec, grid)
         return self.norm(x, "v.pre_ln") if self.spec.pre_norm else x
 
     def join(self, parts: Sequence[Floats]) -> Floats:
@@ -48,7 +59,10 @@ class ReferenceEncoder:
     def block(self, index: int, x: Floats, grid: Grid, rows: Callable[[], int]) -> Iterator[None]:
         """x += attention, x += feed-forward: two slices, however many rows are asked for."""
         name = f"v.blk.{index}."
-        x += self._output(self._attention(name, self.norm(x, f"{name}ln1"), grid), name, "attn", "ls1")
+        windows = window_ends(self.spec, index, grid)
+        x += self._output(
+            self._attention(name, self.norm(x, f"{name}ln1"), grid, windows), name, "attn", "ls1"
+        )
         yield
         normed, activation = self.norm(x, f"{name}ln2"), self.spec.activation
         if self.spec.gated:
@@ -92,7 +106,7 @@ class ReferenceEncoder:
         """A vector of the file."""
         return self.weights.get(name)
 
-    def _attention(self, name: str, x: Floats, grid: Grid) -> Floats:
+    def _attention(self, name: str, x: Floats, grid: Grid, windows: Ints) -> Floats:
         spec, (n, length, _) = self.spec, x.shape
         q, k, v = (self.multiply(x, f"{name}attn_{part}") for part in "qkv")
         if spec.qk_norm == "all":
@@ -103,11 +117,17 @@ class ReferenceEncoder:
         if spec.value_norm:
             v = self.norm(v, "")
         q, k = self._rotate(q, grid), self._rotate(k, grid)
-        scores = q @ k.swapaxes(2, 3) * np.float32(spec.scale)  # [n, heads, length, length]
+        parts = zip(*(np.split(one, windows[:-1], axis=2) for one in (q, k, v)), strict=True)
+        mixed = np.concatenate([self._mix(*part) for part in parts], axis=2)
+        return self.multiply(mixed.swapaxes(1, 2).reshape(n, length, -1), f"{name}attn_out")
+
+    def _mix(self, q: Floats, k: Floats, v: Floats) -> Floats:
+        """[n, heads, length, head_size] of a window."""
+        scores = q @ k.swapaxes(2, 3) * np.float32(self.spec.scale)  # [n, heads, length, length]
         scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
         scores /= scores.sum(axis=-1, keepdims=True)
-        mixed = (scores @ v).swapaxes(1, 2).reshape(n, length, -1)
-        return self.multiply(mixed, f"{name}attn_out")
+        mixed: Floats = scores @ v
+        return mixed
 
     def _rotate(self, x: Floats, grid: Grid) -> Floats:
         """[n, heads, length, head_size], each pair of numbers by its angle."""

@@ -2,7 +2,7 @@
 
 An encoder is a ViT. A block of it is
 
-    x += [scale] [norm] out(attention([norm] x))      every patch attends to every patch of its image
+    x += [scale] [norm] out(attention([norm] x))      every patch attends to all of its image or window
     x += [scale] [norm] down(activation(up(norm x)))  or down(activation(gate(norm x)) × up(norm x))
 
 with learned positions, or a rotation of Q and K by a patch's row and column, or both. What a projector is,
@@ -18,6 +18,7 @@ from typing import Literal
 Grid = tuple[int, int]  # rows and columns of patches
 Shape = tuple[int, ...]
 CLAMP_ENDS = ("input_min", "input_max", "output_min", "output_max")
+ROW_END = "v.image_newline"
 Clamp = tuple[float, float, float, float]  # least and most of a matrix's input and of its output
 
 
@@ -45,13 +46,18 @@ class VisionSpec:
     max_tiles: int = 1
     min_tokens: int = 1
     max_tokens: int = 0  # 0: every image has the same size
+    resolutions: tuple[
+        tuple[int, int], ...
+    ] = ()  # heights and widths in pixels, one of which is cut into tiles
 
     # parts of the encoder
     positions: Literal["", "learned", "bilinear", "axes"] = "learned"
     position_shape: Shape = ()  # of their table, where it does not follow from the sizes
-    rope: Literal["", "adjacent", "halves", "quarters"] = ""  # which numbers of a head form pairs
+    rope: Literal["", "adjacent", "halves", "quarters", "columns"] = ""  # which numbers of a head form pairs
     rope_base: float = 10_000.0
     class_token: bool = False  # a position before the patches, dropped after the last block
+    class_last: bool = False  # the table of positions has that of the class token in its last row
+    flat_patches: bool = False  # the file has the kernel as a matrix
     pre_norm: bool = False
     post_norm: bool = False
     rms_norm: bool = False  # norms without mean and bias
@@ -66,6 +72,9 @@ class VisionSpec:
     output_norms: bool = False  # behind attention and feed-forward
     deepstack: tuple[int, ...] = ()  # blocks whose results go to the language model too
     bidirectional: bool = False  # the tokens of an image attend to each other in the language model
+    window: int = 0  # patches along each side of the squares that patches attend in; 0: in the whole image
+    global_blocks: frozenset[int] = frozenset()  # blocks whose patches attend in the whole image nevertheless
+    row_ends: bool = False  # each tile has one more vector, the file's, for ends of rows
     grid_positions: bool = False  # image tokens have rows and columns as positions in the language model
     biases: frozenset[str] = frozenset()  # the optional vectors that the file has
     clamps: tuple[tuple[str, Clamp], ...] = ()
@@ -122,13 +131,14 @@ class VisionSpec:
         return grid[0] * grid[1] + self.class_token
 
     def count_tokens(self, grid: Grid) -> int:
-        """Tokens of an image or tile with this grid of patches."""
-        return (grid[0] // self.merge) * (grid[1] // self.merge)
+        """Vectors of an image or tile with this grid of patches."""
+        return (grid[0] // self.merge) * (grid[1] // self.merge) + self.row_ends
 
     def tensors(self) -> dict[str, Shape]:
         """The names and shapes of all tensors that are used, by the names of the file."""
         n = self.n_embd
-        kernel = (n, 3, self.patch_size, self.patch_size)
+        size = self.patch_size
+        kernel: Shape = (n, self.patch_numbers) if self.flat_patches else (n, 3, size, size)
         shapes: dict[str, Shape] = {"v.patch_embd.weight": kernel}
         if self.two_frames:
             shapes["v.patch_embd.weight.1"] = kernel

@@ -16,14 +16,24 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from stretto.errors import InvalidRequest
-from stretto.vision.encoder import patch_kernel, plain_tensors, position_rows, rope_pairs, rotation
+from stretto.vision.encoder import (
+    from_windows,
+    patch_kernel,
+    plain_tensors,
+    position_rows,
+    rope_pairs,
+    rotation,
+    to_windows,
+    window_ends,
+)
 from stretto.vision.families import FAMILIES
-from stretto.vision.spec import Grid, VisionSpec
+from stretto.vision.spec import ROW_END, Grid, VisionSpec
 from stretto.weights.formats import Format
 from stretto.weights.gguf import GGUF
 from stretto.weights.gguf import Tensor as FileTensor
 
 Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
 Tensor = Any  # torch.Tensor: torch is an extra
 Guard = Callable[[str], AbstractContextManager[None]]  # makes errors of the device ours; "encoding an image"
 
@@ -97,6 +107,7 @@ class TorchEncoder:
                 x = torch.cat((first, x), dim=1)
             if (positions := self._at(grid)[0]) is not None:
                 x = x + positions
+            x = to_windows(x, self.spec, grid)
             return self.norm(x, "v.pre_ln") if self.spec.pre_norm else x
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
@@ -105,12 +116,12 @@ class TorchEncoder:
 
     def block(self, index: int, x: Tensor, grid: Grid, rows: Callable[[], int]) -> Iterator[None]:
         """One block in place; a slice is an image, however many rows are asked for."""
-        name, turn = f"v.blk.{index}.", self._at(grid)[1]
+        name, turn, windows = f"v.blk.{index}.", self._at(grid)[1], window_ends(self.spec, index, grid)
         for i in range(len(x)):
             with self._guard(ENCODING):
                 one = x[i : i + 1]
                 normed = self.norm(one, f"{name}ln1")
-                one += self._output(self._attention(name, normed, turn), name, "attn", "ls1")
+                one += self._output(self._attention(name, normed, turn, windows), name, "attn", "ls1")
                 one += self._output(self._feed_forward(name, one), name, "ffn", "ls2")
                 if self.device.type == "cuda":  # slices are timed
                     torch.cuda.current_stream(self.device).synchronize()
@@ -123,7 +134,11 @@ class TorchEncoder:
                 x = self.norm(x, "v.post_ln")
             if self.spec.class_token:
                 x = x[:, 1:]
+            x = from_windows(x, self.spec, grid)
             vectors = FAMILIES[self.spec.projector].project(self, x, grid)
+            if self.spec.row_ends:
+                end = self._open[ROW_END].expand(len(vectors), 1, self.spec.n_out)
+                vectors = torch.cat((vectors, end.to(vectors.dtype)), dim=1)
             found: Floats = torch.cat((vectors, *taps), dim=-1).float().cpu().numpy()
             return found
 
@@ -155,7 +170,7 @@ class TorchEncoder:
         """A vector of the file."""
         return self._open.get(name)
 
-    def _attention(self, name: str, x: Tensor, turn: Rotation | None) -> Tensor:
+    def _attention(self, name: str, x: Tensor, turn: Rotation | None, windows: Ints) -> Tensor:
         spec, (n, length, _) = self.spec, x.shape
         q, k, v = (self.multiply(x, f"{name}attn_{part}") for part in "qkv")
         if spec.qk_norm == "all":
@@ -168,8 +183,11 @@ class TorchEncoder:
         if turn is not None:
             q, k = turn(q), turn(k)
         heads = (part.to(self._dtype).transpose(1, 2) for part in (q, k, v))
-        q, k, v = _computed(*heads)
-        mixed = functional.scaled_dot_product_attention(q, k, v, scale=spec.scale)
+        sizes = np.diff(windows, prepend=0).tolist()
+        parts = zip(*(part.split(sizes, dim=2) for part in _computed(*heads)), strict=True)
+        mixed = torch.cat(
+            [functional.scaled_dot_product_attention(*part, scale=spec.scale) for part in parts], dim=2
+        )
         return self.multiply(mixed.transpose(1, 2).reshape(n, length, -1), f"{name}attn_out")
 
     def _feed_forward(self, name: str, x: Tensor) -> Tensor:

@@ -20,7 +20,9 @@ from stretto.vision.queue import EncodedImage, EncodingQueue, find_grid, prepare
 from stretto.vision.spec import VisionSpec
 
 # names of an image's tokens in vocabularies
-PLACEHOLDERS = ("<image>", "<image_soft_token>", "[IMG]", "<|image_pad|>", "<IMG_CONTEXT>", "<|image|>")
+PLACEHOLDERS = (
+    *("<image>", "<image_soft_token>", "[IMG]", "<|image_pad|>", "<IMG_CONTEXT>", "<|patch|>", "<|image|>"),
+)
 
 
 class Vision:

@@ -6,7 +6,7 @@ and of what NumPy's arrays and torch's tensors have in common: they are the latt
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import ClassVar, Protocol
@@ -29,6 +29,7 @@ class Prepared:
     tiles: Pixels  # uint8[n, height, width, 3]
     rows: int = 0
     columns: int = 0
+    margins: tuple[int, int] = (0, 0)  # patches at each end of columns and rows that show none of the image
 
     def digest(self) -> bytes:
         """SHA-256 of the pixels and the grid."""
@@ -51,6 +52,15 @@ def fit(height: int, width: int, edge: int) -> tuple[int, int]:
     if width >= height:
         return max(1, int(edge * height / width)), edge
     return edge, max(1, int(edge * width / height))
+
+
+def centre(pixels: Pixels, height: int, width: int, colour: Sequence[int] = (0, 0, 0)) -> Pixels:
+    """An image in the middle of a larger one of one colour."""
+    ground = np.empty((height, width, 3), np.uint8)
+    ground[:] = colour
+    top, left = (height - pixels.shape[0]) // 2, (width - pixels.shape[1]) // 2
+    ground[top : top + pixels.shape[0], left : left + pixels.shape[1]] = pixels
+    return ground
 
 
 def cut(pixels: Pixels, rows: int, columns: int) -> Pixels:
