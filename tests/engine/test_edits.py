@@ -121,6 +121,22 @@ def test_shifting_computes_just_the_new_tokens(llm, stop):
     assert np.array_equal(seq.logits, by_hand.logits)
 
 
+@pytest.mark.parametrize("mode", ["shift", "heal"])
+def test_new_tokens_that_are_computed_already_are_shared(llm, mode):
+    by_hand, seq = computed(llm), computed(llm)
+    by_hand.replace(A, B, NEW, mode=mode)
+    expected = by_hand.logits.copy()
+    by_hand.close(park=False)
+    fork = seq.fork()
+    fork.truncate(A)
+    fork.append(NEW)
+    fork.logits  # noqa: B018
+    before = llm.metrics.prompt_tokens
+    seq.replace(A, B, NEW, mode=mode)
+    assert llm.metrics.prompt_tokens - before == (NEXT if mode == "heal" else 0)  # the last one is decoded
+    assert np.array_equal(seq.logits, expected)
+
+
 def test_healing_computes_the_tokens_next_to_the_cut_and_the_last(llm):
     seq, by_hand = computed(llm), computed(llm)
     found = seq.replace(A, B, NEW, mode="heal")

@@ -326,6 +326,19 @@ def test_edits_of_forks_take_cells_of_their_own(mode):
         assert server.llm().cache.stats().held <= 128
 
 
+@pytest.mark.parametrize("mode", ["shift", "heal"])
+def test_many_new_tokens_are_computed_once(mode):
+    with visiting(mock("Hello", context_length=1024, cells=2048)) as (server, web):
+        name = opened(web, "x" * 300, compute=True)
+        server.llm().backend.batches.clear()
+        edit = ask(web, f"/{name}/insert", at=20, text="y" * 400, mode=mode)["edit"]
+        assert (edit["mode"], edit["added"]) == (mode, 400)
+        assert sum(map(len, server.llm().backend.batches)) <= 400 + 1 + 32
+        assert read(web, name)["text"] == "x" * 20 + "y" * 400 + "x" * 280
+        assert server.llm().cache.stats().held <= 700
+        assert ask(web, f"/{name}/insert", 400, at=900, text="y" * 300, mode=mode)["param"] == "start"
+
+
 def test_texts_end_where_the_share_of_cells_does():
     with visiting(endless(context_length=256, cells=256)) as (server, web):
         names = [opened(web, "x" * 10) for _ in range(2)]

@@ -167,16 +167,22 @@ class CellPool:
         return twin
 
     def branch(self, track: Track, n: int, start: int, tokens: list[int]) -> Track:
-        """A track that shares the first n tokens' cells with another, and has others from `start` on."""
+        """A track that shares the first n tokens' cells with another, and has others from `start` on.
+
+        Where these have been computed behind the same text already, it shares their cells too.
+        """
         twin = self._bare_track(RandomStream(0))
         twin.domain, twin.mix = track.domain, track.mix
-        self.cells.copy(track.id, twin.id, 0, start)
-        twin.tokens = track.tokens[:n]
-        twin.exact = None if track.exact is None or track.exact >= n else track.exact
-        if self.cells.end(twin.id) != start:  # behind a hole
-            twin.resume, twin.exact = start, n if twin.exact is None else twin.exact
+        twin.tokens = [*track.tokens[:n], *tokens]
         twin.has_images = ImageToken in map(type, twin.tokens)
-        twin.extend(tokens)
+        twin.exact = None if track.exact is None or track.exact >= n else track.exact
+        match = self.lookup(twin) if n == start and twin.exact is None else None
+        if match is not None and match.n > n:
+            self.share(twin, match)
+        else:
+            self.cells.copy(track.id, twin.id, 0, start)
+            if self.cells.end(twin.id) != start:  # behind a hole
+                twin.resume, twin.exact = start, n if twin.exact is None else twin.exact
         self.tracks[twin.id] = twin
         return twin
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +19,7 @@ from fastapi import Request
 from pydantic import Field
 from starlette.responses import Response
 
-from stretto.engine.types import Edit
+from stretto.engine.types import Edit, EditMode
 from stretto.errors import SnapshotError
 from stretto.llm import LLM
 from stretto.server.generation.answer import Streamed, clamp_logprob, long_json
@@ -61,6 +61,7 @@ router = make_router("Stretto")
 
 SPARE_BYTES = 64 << 20  # that must stay free on the disk
 MAX_CONTINUATIONS = 1024
+AHEAD_TOKENS = 256  # new ones of an approximate edit that are computed before it
 
 SAVED_NAME = re.compile("[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 SavedName = Annotated[str, Field(pattern=f"^{SAVED_NAME.pattern}$")]
@@ -233,12 +234,13 @@ async def using(request: Request, field: str = "text") -> AsyncIterator[tuple[Ge
         generation.close()
 
 
-async def compute(request: Request, generation: Generation, entry: OpenSequence) -> None:
-    """Compute what is pending, together with the requests that run."""
-    sequence = entry.sequence
+async def compute(request: Request, generation: Generation, entry: OpenSequence, fork: Any = None) -> None:
+    """Compute what is pending in a sequence, or in a fork of it, together with the requests that run."""
+    sequence = entry.sequence if fork is None else fork
     if n_pending := sequence.n_pending:
         is_new = n_pending == len(sequence)
-        await reserve_cells(generation, get_state(request), "sequence_id", 0, entry)
+        if fork is None:
+            await reserve_cells(generation, get_state(request), "sequence_id", 0, entry)
         work = asyncio.wait_for(generation.lease.llm.alogits([sequence]), generation.left)
         try:
             await unless_gone(request, work)
@@ -454,46 +456,80 @@ async def append(body: AppendTokens, request: Request) -> Response:
 @router.post("/v1/sequences/{sequence_id}/replace", openapi_extra=BY_ID)
 async def replace(body: ReplaceTokens, request: Request) -> Response:
     """Put text or tokens in the place of others; later ones move."""
-    return await _edit(
-        body.start,
-        body,
-        request,
-        lambda sequence, ids: sequence.replace(body.start, body.stop, ids, mode=body.mode),
-    )
+    return await _edit(request, body.start, body.stop, body.mode, body)
 
 
 @router.post("/v1/sequences/{sequence_id}/insert", openapi_extra=BY_ID)
 async def insert(body: InsertTokens, request: Request) -> Response:
     """Put text or tokens in front of a token; later ones move."""
-    return await _edit(
-        body.at, body, request, lambda sequence, ids: sequence.insert(body.at, ids, mode=body.mode)
-    )
+    return await _edit(request, body.at, body.at, body.mode, body)
 
 
 @router.post("/v1/sequences/{sequence_id}/remove", openapi_extra=BY_ID)
 async def remove(body: RemoveTokens, request: Request) -> Response:
     """Remove tokens; later ones move up, or stay where they are with a hole."""
-    mode = None if body.mode == "hole" else body.mode
-    return await _edit(
-        None if mode is None else body.start,
-        None,
-        request,
-        lambda sequence, _: sequence.remove(body.start, body.stop, mode=mode),
-    )
+    return await _edit(request, body.start, body.stop, body.mode)
 
 
 async def _edit(
-    at: int | None, body: Content | None, request: Request, edit: Callable[[Any, list[int]], Edit]
+    request: Request, start: int, stop: int, mode: EditMode | Literal["hole"], body: Content | None = None
 ) -> Response:
-    """Edit a sequence, of which tokens from a position on may get other cells."""
     state = get_state(request)
     async with using(request) as (generation, entry):
+        sequence, made = entry.sequence, None
         ids = [] if body is None else await read_content(state, entry.llm, body)
+        at = None if mode == "hole" else start
         await reserve_cells(generation, state, "text" if ids else "start", len(ids), entry, at)
-        n_pending = entry.sequence.n_pending
-        done = await in_thread(state, lambda: edit(entry.sequence, ids))
-        count_tokens(request, done.added + done.recomputed - (entry.sequence.n_pending - n_pending))
+        if mode == "hole" or sequence.edit_mode == "hole":  # pending tokens are computed first
+            await compute(request, generation, entry)
+        elif (
+            mode != "recompute"
+            and len(ids) >= AHEAD_TOKENS
+            and start <= sequence.position
+            and not (sequence.n_pending or entry.llm.spec.recurrent)
+        ):
+            made = await compute_ahead(request, generation, entry, start, ids)
+        n_pending = sequence.n_pending
+
+        def work() -> Edit:
+            try:
+                found: Edit
+                if mode == "hole":
+                    found = sequence.remove(start, stop)
+                else:
+                    found = sequence.replace(start, stop, ids, mode=mode)
+                return found
+            finally:
+                if made is not None:
+                    made.close(park=False)
+
+        done = await in_thread(state, work)
+        n_computed = done.added + done.recomputed - (sequence.n_pending - n_pending)
+        count_tokens(request, n_computed - (0 if made is None else len(ids)))
         return await answer(state, generation, entry, edit=asdict(done))
+
+
+async def compute_ahead(
+    request: Request, generation: Generation, entry: OpenSequence, start: int, ids: list[int]
+) -> Any:
+    """A sequence with new tokens behind those before them, computed in turns with what else runs.
+
+    While it is open the edit shares its cells: it would compute them at once, and all others would wait.
+    """
+
+    def fork() -> Any:
+        made = entry.sequence.fork()
+        made.truncate(start)
+        made.append(ids)
+        return made
+
+    made = await in_thread(get_state(request), fork)
+    try:
+        await compute(request, generation, entry, made)
+    except BaseException:
+        await in_thread(get_state(request), lambda: made.close(park=False))
+        raise
+    return made
 
 
 @router.post("/v1/sequences/{sequence_id}/generate", openapi_extra=BY_ID)
