@@ -236,6 +236,15 @@ RecurrentConfig recurrent_of(const Part& spec, MixerKind kind) {
         spec.check();
         return r;
     }
+    if (kind == MixerKind::kKimiDelta) {
+        r.n_head = size_in(spec, "n_head");
+        r.head_size = size_in(spec, "head_size");
+        r.rank = size_in(spec, "rank");
+        r.norm = needed_norm_in(spec, "norm");
+        r.width = r.n_head * r.head_size;
+        spec.check();
+        return r;
+    }
     if (kind == MixerKind::kMamba) {
         r.width = size_in(spec, "width");
         r.state_size = size_in(spec, "state_size");
@@ -306,7 +315,7 @@ LayerConfig layer_of(const Part& spec, const std::vector<Rope>& ropes, size_t in
     if (has(spec, "mixer")) {
         const Part mixer = part_in(spec, "mixer");
         layer.mixer = static_cast<MixerKind>(
-            1 + choice_in(mixer, "part", {"Attention", "Latent", "DeltaNet", "Convolution", "Mamba", "Mamba2", "Beside"}));
+            1 + choice_in(mixer, "part", {"Attention", "Latent", "DeltaNet", "KimiDelta", "Convolution", "Mamba", "Mamba2", "Beside"}));
         const bool beside = layer.mixer == MixerKind::kBeside;
         if (layer.mixer == MixerKind::kLatent) {
             layer.latent = latent_of(mixer);

@@ -112,7 +112,7 @@ struct RecurrentConfig {
     size_t n_head = 0, head_size = 0, n_group = 0, state_size = 0;                   // Mamba-2
     size_t n_key_head = 0, n_value_head = 0, key_size = 0, value_size = 0;           // delta net
     size_t width = 0;                                                                // short convolution, Mamba
-    size_t rank = 0;                                                                 // Mamba; its channels are `width`
+    size_t rank = 0;                                                                 // Mamba, whose channels are `width`; KDA
     bool conv_bias = false, tiled = false, fused = false;
     NormConfig norm, b_norm, c_norm;                                                 // of Mamba: those of steps, B and C
 };
@@ -137,7 +137,7 @@ struct StreamsConfig {
 
 constexpr size_t kMostStreams = 16;
 
-enum class MixerKind { kNone, kAttention, kLatent, kDeltaNet, kConvolution, kMamba, kMamba2, kBeside };
+enum class MixerKind { kNone, kAttention, kLatent, kDeltaNet, kKimiDelta, kConvolution, kMamba, kMamba2, kBeside };
 enum class FeedForwardKind { kNone, kDense, kExperts };
 
 struct LayerConfig {
@@ -160,10 +160,11 @@ struct LayerConfig {
     bool has_attention() const { return mixer == MixerKind::kAttention || mixer == MixerKind::kBeside; }
     bool attends() const { return has_attention() || mixer == MixerKind::kLatent; }
     bool is_delta_net() const { return mixer == MixerKind::kDeltaNet; }
+    bool is_kimi_delta() const { return mixer == MixerKind::kKimiDelta; }
     bool is_convolution() const { return mixer == MixerKind::kConvolution; }
     bool is_mamba() const { return mixer == MixerKind::kMamba; }
     bool has_mamba2() const { return mixer == MixerKind::kMamba2 || mixer == MixerKind::kBeside; }
-    bool is_recurrent() const { return is_delta_net() || is_convolution() || is_mamba() || has_mamba2(); }
+    bool is_recurrent() const { return is_delta_net() || is_kimi_delta() || is_convolution() || is_mamba() || has_mamba2(); }
     // K/V heads that a cell holds of this layer, with V a part of K in latent attention.
     size_t cached_heads() const { return attends() && attention.shared < 0 ? attention.n_kv_head : 0; }
     bool values_apart() const { return has_attention(); }

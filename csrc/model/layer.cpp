@@ -91,6 +91,24 @@ void Tensors::recurrent(const std::string& prefix, const LayerConfig& config, si
         taps(prefix + "shortconv.conv.weight", w.taps, c.width, c.kernel);
         return linear(prefix + "shortconv.out_proj", out, n_embd, c.width, false);
     }
+    if (config.is_kimi_delta()) {
+        const size_t width = c.width;
+        linear(prefix + "attn_q", to.q, width, n_embd, false);
+        linear(prefix + "attn_k", to.k, width, n_embd, false);
+        linear(prefix + "attn_v", to.v, width, n_embd, false);
+        taps(prefix + "ssm_conv1d_q.weight", w.taps, width, c.kernel);
+        taps(prefix + "ssm_conv1d_k.weight", w.key_taps, width, c.kernel);
+        taps(prefix + "ssm_conv1d_v.weight", w.value_taps, width, c.kernel);
+        matrix(prefix + "ssm_f_a", w.alpha, c.rank, n_embd);
+        matrix(prefix + "ssm_f_b", w.step, width, c.rank);
+        matrix(prefix + "ssm_g_a", w.c, c.rank, n_embd);
+        matrix(prefix + "ssm_g_b", w.gate, width, c.rank);
+        matrix(prefix + "ssm_beta", w.beta, c.n_head, n_embd);
+        vector(prefix + "ssm_a", w.a, c.n_head);
+        vector(prefix + "ssm_dt.bias", w.dt_bias, width);
+        norm(prefix, c.norm, w.norm, c.head_size);
+        return linear(prefix + "attn_output", out, n_embd, width, false);
+    }
     if (config.is_mamba()) {
         matrix(prefix + "ssm_in", w.in, c.width, n_embd);
         matrix(prefix + "ssm_in_gate", w.gate, c.width, n_embd);

@@ -67,7 +67,9 @@ struct ModelWeights {
 
 struct RecurrentWeights {
     Matrix in, gate, beta, alpha;  // a delta net has all of them, Mamba-2 and convolutions `in` only
-    Matrix step, c;                // of Mamba, whose `alpha` and `beta` make what steps are made of, and B
+    Matrix step, c;                // of Mamba, whose `alpha` and `beta` make what steps are made of, and B; of KDA,
+                                   // whose `alpha` and `c` make what `step` and `gate` read
+    std::vector<float> key_taps, value_taps;  // of KDA, whose `taps` are of queries
     std::vector<float> taps, conv_bias, dt_bias, a, d;
     Norm norm, b_norm, c_norm;
     Linear out;  // where the layer has attention too; else Layer::o

@@ -55,6 +55,16 @@ Widths widths_of(const Config& config) {
             widen(w.projected, 3 * layer.recurrent.width);
             widen(w.inner, layer.recurrent.width);
         }
+        if (layer.is_kimi_delta()) {
+            const RecurrentConfig& r = layer.recurrent;
+            widen(w.q, r.width);
+            widen(w.kv, r.width);
+            widen(w.projected, r.width);
+            widen(w.inner, r.width);
+            widen(w.recurrent_heads, std::max(r.n_head, 2 * r.rank));
+            widen(w.recurrent_scratch, kimi_delta_of(r, {}).scratch_floats());
+            widen(w.input, r.rank);
+        }
         if (layer.is_mamba()) {
             const RecurrentConfig& r = layer.recurrent;
             widen(w.projected, r.width);

@@ -189,6 +189,53 @@ void correct_heads(const Kernels& kernels, const DeltaNetWeights& w, const Delta
     }
 }
 
+void correct_channels(const Kernels& kernels, const KimiDeltaWeights& w, const KimiDeltaRows& rows, float* state,
+                      float* scratch, size_t begin, size_t end) {
+    const size_t size = w.head_size;
+    float *key = scratch, *query = key + size, *decay = query + size;
+    const float root = std::sqrt(static_cast<float>(size));
+    for (size_t head = begin; head < end; ++head) {
+        const size_t at = head * size;
+        float* matrix = state + at * size;
+        for (size_t t = 0; t < rows.rows.n; ++t) {
+            const size_t row = rows.rows[t];
+            const float *q = rows.q.row(row) + at, *k = rows.k.row(row) + at, *v = rows.v.row(row) + at;
+            const float *step = rows.step.row(row) + at, *gate = rows.gate.row(row) + at;
+            const float q_scale = 1.0f / (root * std::sqrt(dot_floats(q, q, size) + kLength));
+            const float k_scale = 1.0f / std::sqrt(dot_floats(k, k, size) + kLength);
+            for (size_t r = 0; r < size; ++r) {
+                query[r] = q[r] * q_scale;
+                key[r] = k[r] * k_scale;
+                decay[r] = exp_below(w.a[head] * softplus(step[r] + w.dt_bias[at + r]));
+            }
+            const float gain = logistic(rows.beta.row(row)[head]);
+            float* out = rows.out.row(row) + at;
+            for (size_t first = 0; first < size; first += kStateLanes) {
+                const size_t lanes = std::min(kStateLanes, size - first);
+                float found[kStateLanes] = {}, change[kStateLanes], sum[kStateLanes] = {};
+                for (size_t r = 0; r < size; ++r) {
+                    float* numbers = matrix + r * size + first;
+                    for (size_t i = 0; i < lanes; ++i) {
+                        numbers[i] *= decay[r];
+                        found[i] += key[r] * numbers[i];
+                    }
+                }
+                for (size_t i = 0; i < lanes; ++i) change[i] = gain * (v[first + i] - found[i]);
+                for (size_t r = 0; r < size; ++r) {
+                    float* numbers = matrix + r * size + first;
+                    for (size_t i = 0; i < lanes; ++i) {
+                        numbers[i] += key[r] * change[i];
+                        sum[i] += query[r] * numbers[i];
+                    }
+                }
+                std::copy_n(sum, lanes, out + first);
+            }
+            kernels.rms_norm(out, w.norm, size, w.eps, out);
+            for (size_t i = 0; i < size; ++i) out[i] *= logistic(gate[i]);
+        }
+    }
+}
+
 void scan_channels(const Kernels& kernels, const MambaWeights& w, const MambaRows& rows, float* state, size_t begin,
                    size_t end) {
     float step[kStateLanes], added[kStateLanes], sum[kStateLanes];

@@ -3,6 +3,7 @@
 // nor on how channels and heads are shared among threads.
 //
 // A gated delta net:    convolve (channels), then correct_heads (heads)
+// Kimi's delta:         convolve (channels) of three, then correct_channels (heads)
 // A short convolution:  convolve_gated (channels)
 // Mamba:                convolve (channels), then scan_channels (channels)
 // Mamba-2:              convolve (channels), then scan_heads (heads), then gate_groups (groups)
@@ -77,6 +78,31 @@ struct DeltaNetRows {
 // Value heads [begin, end).
 void correct_heads(const Kernels& kernels, const DeltaNetWeights& w, const DeltaNetRows& rows, float* state,
                    float* scratch, size_t begin, size_t end);
+
+// Kimi's delta attention. Its state is [n_head][head_size keys][head_size values].
+struct KimiDeltaWeights {
+    size_t n_head, head_size;
+    const float* a;        // [n_head], negative
+    const float* dt_bias;  // [n_head × head_size]
+    const float* norm;     // [head_size]
+    float eps;
+
+    size_t state_floats() const { return n_head * head_size * head_size; }
+    size_t scratch_floats() const { return 3 * head_size; }
+};
+
+struct KimiDeltaRows {
+    SlotRows rows;
+    Columns<const float> q, k, v;  // convolved: [n_head × head_size] each, as the next two
+    Columns<const float> step;     // what decays are made of
+    Columns<const float> gate;
+    Columns<const float> beta;     // [n_head]
+    Columns<float> out;            // [n_head × head_size]
+};
+
+// Heads [begin, end).
+void correct_channels(const Kernels& kernels, const KimiDeltaWeights& w, const KimiDeltaRows& rows, float* state,
+                      float* scratch, size_t begin, size_t end);
 
 // A layer of Mamba's first version. Its state is [state_size][width].
 struct MambaWeights {

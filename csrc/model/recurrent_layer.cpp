@@ -27,6 +27,7 @@ void Decoder::Walk::recurrent(size_t layer, const Linear& projection, float* out
     const LayerConfig& config = c_.layers[layer];
     size_t width = 0;
     if (config.is_delta_net()) width = delta_net(layer);
+    if (config.is_kimi_delta()) width = kimi_delta(layer);
     if (config.is_convolution()) width = short_convolution(layer);
     if (config.is_mamba()) width = mamba(layer);
     if (config.has_mamba2()) width = mamba2(layer);
@@ -64,6 +65,42 @@ size_t Decoder::Walk::delta_net(size_t layer) {
         correct_heads(kernel_, net, given, state + history_floats(config), mine_.recurrent, begin, end);
     });
     return inner;
+}
+
+size_t Decoder::Walk::kimi_delta(size_t layer) {
+    const LayerConfig& config = c_.layers[layer];
+    const RecurrentConfig& r = config.recurrent;
+    const Layer& whole = d_.layers_[layer];
+    const RecurrentWeights& w = whole.recurrent;
+    const KimiDeltaWeights net = kimi_delta_of(r, w);
+    const ConvolutionWeights convolution = convolution_of(config, w);
+    float* gates = plan_.alpha + n_ * r.rank;  // what they are made of
+    products({{&whole.q.matrix, plan_.q}, {&whole.k.matrix, plan_.k}, {&whole.v.matrix, plan_.v}}, normed_);
+    products({{&w.alpha, plan_.alpha}, {&w.c, gates}, {&w.beta, plan_.beta}}, normed_);
+    meet();
+    each_slot(layer, r.width, channel_step(r.width), [&](const SlotRows& rows, float* state, size_t begin, size_t end) {
+        const std::pair<const std::vector<float>*, float*> parts[] = {
+            {&w.taps, plan_.q}, {&w.key_taps, plan_.k}, {&w.value_taps, plan_.v}};
+        for (const auto& [taps, x] : parts) {
+            ConvolutionWeights part = convolution;
+            part.taps = taps->data();
+            convolve(kernel_, part, rows, {x, r.width}, state, begin, end);
+            state += part.state_floats();
+        }
+    });
+    quantize(plan_.alpha, r.rank);
+    product(w.step, plan_.alpha, n_, plan_.projected, quantized_);
+    meet();
+    quantize(gates, r.rank);
+    product(w.gate, gates, n_, plan_.outer_gate, quantized_);
+    meet();
+    each_slot(layer, r.n_head, 1, [&](const SlotRows& rows, float* state, size_t begin, size_t end) {
+        const auto given = [&](const float* x) { return Columns<const float>{x, r.width}; };
+        const KimiDeltaRows all{rows, given(plan_.q), given(plan_.k), given(plan_.v), given(plan_.projected),
+                                given(plan_.outer_gate), {plan_.beta, r.n_head}, {plan_.inner, r.width}};
+        correct_channels(kernel_, net, all, state + history_floats(config), mine_.recurrent, begin, end);
+    });
+    return r.width;
 }
 
 size_t Decoder::Walk::short_convolution(size_t layer) {

@@ -16,6 +16,10 @@ inline Mamba2Weights mamba2_of(const RecurrentConfig& c, const RecurrentWeights&
             c.norm.there() ? w.norm.weight.data() : nullptr, c.norm.eps};
 }
 
+inline KimiDeltaWeights kimi_delta_of(const RecurrentConfig& c, const RecurrentWeights& w) {
+    return {c.n_head, c.head_size, w.a.data(), w.dt_bias.data(), w.norm.weight.data(), c.norm.eps};
+}
+
 inline MambaWeights mamba_of(const RecurrentConfig& c, const RecurrentWeights& w) {
     return {c.width, c.state_size, w.a.data(), w.d.data(), w.dt_bias.data()};
 }
@@ -33,11 +37,13 @@ inline ConvolutionWeights convolution_of(const LayerConfig& layer, const Recurre
 // Numbers of a layer's state: the convolution's history, then its heads' matrices. Each begins on a cache line.
 inline size_t whole_lines(size_t floats) { return (floats + 15) / 16 * 16; }
 inline size_t history_floats(const LayerConfig& layer) {
+    if (layer.is_kimi_delta()) return whole_lines(3 * convolution_of(layer, {}).state_floats());
     return layer.is_recurrent() ? whole_lines(convolution_of(layer, {}).state_floats()) : 0;
 }
 inline size_t recurrent_floats(const LayerConfig& layer) {
     size_t heads = 0;
     if (layer.is_delta_net()) heads = delta_net_of(layer.recurrent, {}).state_floats();
+    if (layer.is_kimi_delta()) heads = kimi_delta_of(layer.recurrent, {}).state_floats();
     if (layer.is_mamba()) heads = mamba_of(layer.recurrent, {}).state_floats();
     if (layer.has_mamba2()) heads = mamba2_of(layer.recurrent, {}).state_floats();
     return history_floats(layer) + whole_lines(heads);

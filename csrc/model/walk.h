@@ -127,6 +127,7 @@ private:
     void recurrent(size_t layer, const Linear& projection, float* out);
     size_t channel_step(size_t channels) const;
     size_t delta_net(size_t layer);          // these give the width of their rows
+    size_t kimi_delta(size_t layer);
     size_t short_convolution(size_t layer);
     size_t mamba(size_t layer);
     size_t mamba2(size_t layer);

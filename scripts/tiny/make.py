@@ -16,7 +16,17 @@ from stretto.weights.writer import write_gguf
 from tiny.base import LENGTHS, VOCABULARY, Case
 
 FOLDER = Path(__file__).parent.parent.parent / "tests" / "data" / "tiny"
-GROUPS = "dense", "experts", "experts_more", "experts_routed", "gptoss", "latent", "gemma4", "recurrent"
+GROUPS = (
+    "dense",
+    "experts",
+    "experts_more",
+    "experts_routed",
+    "gptoss",
+    "latent",
+    "gemma4",
+    "kimi",
+    "recurrent",
+)
 
 
 def cases() -> dict[str, Case]:

@@ -27,7 +27,8 @@ GRANITE = ["granitehybrid", "granitehybrid-moe"]
 FALCON = ["falcon-h1", "falcon-h1-plain"]
 MAMBAS = [*GRANITE, "nemotron_h", "nemotron_h_moe", *FALCON]
 FIRST = ["mamba", "falcon-mamba", "jamba"]
-NAMES = [*DELTA_NETS, *CONVOLUTIONS, *MAMBAS, *FIRST]
+KIMI = ["kimi-linear"]
+NAMES = [*DELTA_NETS, *CONVOLUTIONS, *MAMBAS, *FIRST, *KIMI]
 
 
 def slots(*numbers):
@@ -139,6 +140,9 @@ MUTANTS = {
     ),
     "delta net: no activation": ({f"silu({CONVOLVED})": CONVOLVED}, DELTA_NETS),
     "delta net: beta and alpha swapped": ({BOTH: f"({BOTH})[::-1]"}, ["qwen3next"]),
+    "KDA: no decay": ({"memory *= decay[row][:, :, None]": ""}, KIMI),
+    "KDA: one decay for a head": ({"decay[row][:, :, None]": "decay[row][:, :1, None]"}, KIMI),
+    "KDA: no gate": ({".reshape(n, -1) * gate": ".reshape(n, -1)"}, KIMI),
     "convolution: the batch before forgotten": ({"((history, x))": "((0 * history, x))"}, NAMES),
     "convolution: history that stays": ({"history[:] = inputs[len(x) :]": ""}, NAMES),
     "convolution: backwards": ({"taps[:, back]": "taps[:, -1 - back]"}, NAMES),

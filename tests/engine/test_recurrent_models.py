@@ -25,6 +25,7 @@ KINDS = (
     "mamba2",
     "mamba",
     "jamba",
+    "kimi-linear",
 )
 NAMES = [name for name in KINDS if (FOLDER / f"{name}.gguf").exists()]
 PROMPT = [7 + i * i % 61 for i in range(75)]

@@ -297,7 +297,9 @@ def test_a_mock_without_cells_works(folder):
 
 
 HYBRID = [
-    name for name in ("qwen35", "lfm2", "nemotron_h", "mamba2", "jamba") if (FOLDER / f"{name}.gguf").exists()
+    name
+    for name in ("qwen35", "lfm2", "nemotron_h", "mamba2", "jamba", "kimi-linear")
+    if (FOLDER / f"{name}.gguf").exists()
 ]
 
 

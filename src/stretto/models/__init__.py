@@ -58,6 +58,7 @@ ARCHITECTURES = {
     "jamba": "jamba",
     "jina-bert-v2": "jina_bert:read_v2",
     "jina-bert-v3": "jina_bert:read_v3",
+    "kimi-linear": "kimi_linear",
     "lfm2": "lfm2",
     "lfm2moe": "lfm2moe",
     "llama": "llama",
@@ -107,8 +108,8 @@ ARCHITECTURES = {
 DERIVED = ("rope_freqs.weight", "attn_rot_embd.weight")
 # Names of other converters, whose files have other tensors too.
 OTHER_CONVERTERS = {"gptoss": "gpt-oss"}
-# Vectors that some converters write as a matrix of one row.
-ROWS = ("ffn_gate_inp_shexp.weight", "exp_probs_b.bias")
+# Tensors that some converters write with further axes of one.
+LOOSE = ("ffn_gate_inp_shexp.weight", "exp_probs_b.bias", "ssm_a", *(f"ssm_conv1d_{x}.weight" for x in "qkv"))
 
 
 def read_spec(file: GGUF, context: int | None = None) -> ModelSpec:
@@ -130,7 +131,7 @@ def read_spec(file: GGUF, context: int | None = None) -> ModelSpec:
         if tensor not in file.tensors:
             raise file.error(tensor, _missing(file, tensor))
         given = file.tensors[tensor].shape
-        if given != shape and not (tensor.endswith(ROWS) and given == (1, *shape)):
+        if given != shape and not (tensor.endswith(LOOSE) and _squeezed(given) == _squeezed(shape)):
             raise file.error(f"tensor {tensor!r}", f"the shape is {given}, not {shape}")
     skipped = tuple(f"blk.{i}." for i in range(spec.n_layer, keys.n_block))
     for tensor in file.tensors.keys() - needed.keys() - spec.unused():
@@ -140,6 +141,11 @@ def read_spec(file: GGUF, context: int | None = None) -> ModelSpec:
             reason = f"the tensor has no place in a {name} model of {spec.n_layer} layers"
             raise file.error(tensor, reason)
     return spec if context is None else spec.within(context)
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without its axes of one."""
+    return tuple(n for n in shape if n > 1)
 
 
 def reader(name: str) -> Callable[[Keys], ModelSpec]:

@@ -1,9 +1,9 @@
 """The mixers of a layer, as plain data: they let a token see other tokens.
 
 `Attention` and `Latent` (attention over a compressed cache) read cells. The recurrent ones, `DeltaNet`,
-`Convolution`, `Mamba` and `Mamba2`, keep a state of fixed size instead, which summarises all tokens
-before. Each names the tensors it needs, without the prefix of its layer; `slices` are tensors that are parts
-of others in the file.
+`KimiDelta`, `Convolution`, `Mamba` and `Mamba2`, keep a state of fixed size instead, which summarises all
+tokens before. Each names the tensors it needs, without the prefix of its layer; `slices` are tensors that are
+parts of others in the file.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Latent:
     rope_size: int
     value_size: int  # of a head
     scale: float
-    rope: Rope
+    rope: Rope | None
     q_norm: Norm | None
     kv_norm: Norm
     fused: bool = False  # the matrices of K and V are one tensor of the file, attn_kv_b, head by head
@@ -207,6 +207,53 @@ class DeltaNet:
         else:
             shapes |= {f"ssm_{name}.weight": (self.n_value_head, n_embd) for name in ("beta", "alpha")}
         return shapes | self.norm.tensors(self.value_size)
+
+    def slices(self) -> dict[str, Slice]:
+        """None."""
+        return {}
+
+
+@dataclass(frozen=True)
+class KimiDelta:
+    """Kimi's delta attention (KDA): a gated delta net with a decay for each channel of a key.
+
+    Decays, and the gates of the result, are made through `rank` numbers. Queries, keys and values have a
+    convolution each.
+    """
+
+    n_head: int
+    head_size: int  # of keys and of values
+    rank: int
+    kernel: int
+    norm: Norm  # of each head's result, before its gate
+
+    recurrent = "Kimi delta attention"
+    kv = None
+
+    @property
+    def width(self) -> int:
+        """Numbers of all heads."""
+        return self.n_head * self.head_size
+
+    @property
+    def state_floats(self) -> int:
+        """The size of the state: the convolutions' last inputs, and the heads' matrices."""
+        return (3 * (self.kernel - 1) + self.head_size) * self.width
+
+    def tensors(self, n_embd: int) -> Shapes:
+        """The tensors of the file."""
+        shapes: Shapes = {f"attn_{name}.weight": (self.width, n_embd) for name in "qkv"}
+        shapes |= {f"ssm_conv1d_{name}.weight": (self.width, self.kernel) for name in "qkv"}
+        for name in "fg":
+            shapes[f"ssm_{name}_a.weight"] = (self.rank, n_embd)
+            shapes[f"ssm_{name}_b.weight"] = (self.width, self.rank)
+        shapes |= {
+            "ssm_beta.weight": (self.n_head, n_embd),
+            "ssm_a": (self.n_head,),
+            "ssm_dt.bias": (self.width,),
+            "attn_output.weight": (n_embd, self.width),
+        }
+        return shapes | self.norm.tensors(self.head_size)
 
     def slices(self) -> dict[str, Slice]:
         """None."""
@@ -381,4 +428,4 @@ class Beside:
         return self.attention.slices()
 
 
-Mixer = Attention | Latent | DeltaNet | Convolution | Mamba | Mamba2 | Beside
+Mixer = Attention | Latent | DeltaNet | KimiDelta | Convolution | Mamba | Mamba2 | Beside

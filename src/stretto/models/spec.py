@@ -15,7 +15,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from stretto.models.feed_forward import Dense, Experts, FeedForward, Routing
-from stretto.models.mixers import Attention, Beside, Convolution, DeltaNet, Latent, Mamba, Mamba2, Mixer
+from stretto.models.mixers import (
+    Attention,
+    Beside,
+    Convolution,
+    DeltaNet,
+    KimiDelta,
+    Latent,
+    Mamba,
+    Mamba2,
+    Mixer,
+)
 from stretto.models.parts import (
     Head,
     LayerInput,
@@ -39,6 +49,7 @@ __all__ = [
     "Dense",
     "Experts",
     "Head",
+    "KimiDelta",
     "Latent",
     "Layer",
     "LayerInput",

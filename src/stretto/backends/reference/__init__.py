@@ -33,7 +33,17 @@ from stretto.backends.reference.layer import (
 from stretto.backends.reference.mixers import attend
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.models.feed_forward import Dense, FeedForward
-from stretto.models.mixers import Attention, Beside, Convolution, DeltaNet, Latent, Mamba, Mamba2, Mixer
+from stretto.models.mixers import (
+    Attention,
+    Beside,
+    Convolution,
+    DeltaNet,
+    KimiDelta,
+    Latent,
+    Mamba,
+    Mamba2,
+    Mixer,
+)
 from stretto.models.spec import Layer, ModelSpec
 from stretto.weights.adapters import Pair
 from stretto.weights.gguf import GGUF
@@ -312,6 +322,7 @@ MIXERS: dict[type, Callable[..., Floats]] = {
     Attention: mixers.mix_attention,
     Latent: mixers.mix_latent,
     DeltaNet: mixers.delta_net,
+    KimiDelta: mixers.kimi_delta,
     Convolution: mixers.short_convolution,
     Mamba: mixers.mamba,
     Mamba2: mixers.mamba2,

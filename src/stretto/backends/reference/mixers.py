@@ -19,7 +19,7 @@ from stretto.backends.reference.layer import (
     softplus,
 )
 from stretto.errors import InvalidRequest
-from stretto.models.mixers import Attention, Convolution, DeltaNet, Latent, Mamba, Mamba2
+from stretto.models.mixers import Attention, Convolution, DeltaNet, KimiDelta, Latent, Mamba, Mamba2
 from stretto.models.parts import Norm
 
 
@@ -140,12 +140,12 @@ def mix_latent(mixer: Latent, w: LayerWeights, i: int, x: Floats, run: Pass) -> 
     # In the space of the compressed vectors, head by head.
     k_b, v_b = expansions(mixer, w)
     plain = np.einsum("nhd,hrd->nhr", q[..., : mixer.nope_size], k_b)
-    rotated = rotate(q[..., mixer.nope_size :], run.rotated, mixer.rope)
+    rotated = _rotated(q[..., mixer.nope_size :], mixer, run)
     queries = np.concatenate((plain, rotated), axis=2)
 
     compressed = w.matmul(x, "attn_kv_a_mqa")
     latent = w.norm(mixer.kv_norm, compressed[:, : mixer.rank])
-    key = rotate(compressed[:, None, mixer.rank :], run.rotated, mixer.rope)[:, 0]
+    key = _rotated(compressed[:, None, mixer.rank :], mixer, run)[:, 0]
     run.keys[i][run.placement.cells, 0] = run.stored(np.concatenate((latent, key), axis=1))
 
     values = run.keys[i][..., : mixer.rank]
@@ -154,6 +154,11 @@ def mix_latent(mixer: Latent, w: LayerWeights, i: int, x: Floats, run: Pass) -> 
         run.attention.append(weights)
     heads = np.einsum("nhr,hvr->nhv", mixed.reshape(n, mixer.n_head, -1), v_b)
     return w.matmul(heads.reshape(n, -1), "attn_output")
+
+
+def _rotated(x: Floats, mixer: Latent, run: Pass) -> Floats:
+    """x [n, heads, size], rotated if the mixer has positions."""
+    return x if mixer.rope is None else rotate(x, run.rotated, mixer.rope)
 
 
 def expansions(mixer: Latent, w: LayerWeights) -> tuple[Floats, Floats]:
@@ -193,6 +198,33 @@ def delta_net(mixer: DeltaNet, w: LayerWeights, i: int, x: Floats, run: Pass) ->
             out[row] = np.einsum("hkv,hk->hv", memory, q[t]) * np.float32(mixer.key_size**-0.5)
     out = w.norm(mixer.norm, out) * silu(z)
     return w.matmul(out.reshape(n, -1), "ssm_out")
+
+
+def kimi_delta(mixer: KimiDelta, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floats:
+    """A delta net's matrix for each head, in which every row, that of a channel of keys, decays by itself."""
+    n, heads = len(x), (mixer.n_head, mixer.head_size)
+    mixed = [w.matmul(x, f"attn_{name}") for name in "qkv"]
+    correction = sigmoid(w.matmul(x, "ssm_beta"))  # [n, heads]
+    steps = softplus(w.matmul(w.matmul(x, "ssm_f_a"), "ssm_f_b") + w["ssm_dt.bias"]).reshape(n, *heads)
+    decay = np.exp(w["ssm_a"][:, None] * steps)
+    out = np.empty((n, *heads), np.float32)
+    for rows, history, matrices in _states(run, i, mixer.kernel, 3 * mixer.width):
+        inputs = np.split(history.reshape(-1), 3)  # of queries, keys and values
+        q, k, v = (
+            silu(convolve(last.reshape(-1, mixer.width), each[rows], w[f"ssm_conv1d_{name}.weight"])).reshape(
+                -1, *heads
+            )
+            for name, last, each in zip("qkv", inputs, mixed, strict=True)
+        )
+        q, k = unit(q) * np.float32(mixer.head_size**-0.5), unit(k)
+        memory = matrices.reshape(mixer.n_head, mixer.head_size, mixer.head_size)
+        for t, row in enumerate(rows):
+            memory *= decay[row][:, :, None]
+            error = v[t] - (memory * k[t][:, :, None]).sum(axis=1)
+            memory += k[t][:, :, None] * (correction[row][:, None] * error)[:, None, :]
+            out[row] = np.einsum("hkv,hk->hv", memory, q[t])
+    gate = sigmoid(w.matmul(w.matmul(x, "ssm_g_a"), "ssm_g_b"))
+    return w.matmul(w.norm(mixer.norm, out).reshape(n, -1) * gate, "attn_output")
 
 
 def short_convolution(mixer: Convolution, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floats:

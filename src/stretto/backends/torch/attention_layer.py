@@ -17,6 +17,7 @@ from stretto.backends.torch.rowwise import NormWeights, norm, power_of_two
 from stretto.backends.torch.rowwise import norm as normalize
 from stretto.backends.torch.weights import LayerWeights
 from stretto.backends.torch.work import AttentionWork, Scoring
+from stretto.errors import Unsupported
 from stretto.models.mixers import Attention, Latent
 from stretto.models.parts import Norm
 
@@ -439,6 +440,10 @@ class LatentLayer:
         self.k_b = w.heads("attn_k_b", mixer.n_head, mixer.rank, mixer.nope_size)
         self.v_b = w.heads("attn_v_b", mixer.n_head, mixer.value_size, mixer.rank)
         self.output = w.matrix({"attn_output": n_embd}, mixer.n_head * mixer.value_size)
+        if mixer.rope is None:
+            raise Unsupported(
+                "latent attention without positions on this device; device='cpu' has it", param="rope"
+            )
         self.rope = w.weights.rope(mixer.rope)
         self.scoring = Scoring(mixer.scale)
 

@@ -15,7 +15,7 @@ from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.weights import LayerWeights
 from stretto.backends.torch.work import TILE, Runs
 from stretto.errors import Unsupported
-from stretto.models.mixers import Convolution, DeltaNet, Mamba, Mamba2
+from stretto.models.mixers import Convolution, DeltaNet, KimiDelta, Mamba, Mamba2
 from stretto.models.parts import Norm
 
 # Recurrent mixers on a device: each row advances the state in its slot, token after token.
@@ -28,7 +28,7 @@ from stretto.models.parts import Norm
 LENGTH_EPSILON = 1e-6  # of the length that queries and keys of a delta net are divided by
 
 
-Recurrent = DeltaNet | Convolution | Mamba | Mamba2
+Recurrent = DeltaNet | KimiDelta | Convolution | Mamba | Mamba2
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,9 @@ def weights_of(mixer: Recurrent, get: Callable[[str], Tensor | None]) -> Weights
             param="kernel",
             value=mixer.kernel,
         )
-    if isinstance(mixer, Mamba):
-        raise Unsupported("Mamba's first version; device='cpu' has it", param="mixer", value=mixer.recurrent)
+    if isinstance(mixer, (KimiDelta, Mamba)):
+        reason = f"layers of the kind {mixer.recurrent} on this device; device='cpu' has them"
+        raise Unsupported(reason, param="mixer", value=mixer.recurrent)
     if isinstance(mixer, Convolution):
         return Weights(_taps(get("shortconv.conv.weight")))
     norm = None if mixer.norm is None else get(_rms_name(mixer.norm))

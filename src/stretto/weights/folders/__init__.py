@@ -98,6 +98,7 @@ KINDS: dict[str, Kind] = {
     "hy_v3": Kind("hy_v3", experts.hunyuan3),
     "jamba": Kind("jamba", mambas.jamba),
     "jina_embeddings_v3": Kind("jina-bert-v3", encoders.rotary, encoders.PREFIXES, ()),
+    "kimi_linear": Kind("kimi-linear", latent.kimi),
     "lfm2": Kind("lfm2", hybrids.lfm2),
     "lfm2_moe": Kind("lfm2moe", hybrids.lfm2),
     "llama": Kind("llama", llama.llama),

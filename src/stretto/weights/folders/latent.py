@@ -1,22 +1,44 @@
-"""Folders of models with latent attention (MLA): DeepSeek V2 and V3, GLM 4.7 Flash, MiniCPM 3."""
+"""Folders of models with latent attention (MLA): DeepSeek, GLM 4.7 Flash, MiniCPM 3, Kimi Linear."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from stretto.weights.folders import decoder, experts
-from stretto.weights.folders.conversion import MODULES, Conversion, rows, shaped, turned
+from stretto.weights.folders.conversion import (
+    MODULES,
+    NEGATIVE_EXP,
+    Conversion,
+    rename,
+    rows,
+    shaped,
+    turned,
+    without_axis,
+)
 from stretto.weights.folders.llama import minicpm_multipliers
 
 NAMES = {**decoder.ATTENTION, **decoder.FEED_FORWARD, **decoder.BEFORE, **experts.SHARED, **MODULES["latent"]}
 
 
 def deepseek(conversion: Conversion) -> None:
-    """DeepSeek V2 and V3, and models of their layout: keys and values of all heads from one latent vector."""
+    """DeepSeek V2 and V3, and models of their layout."""
+    latent_keys(conversion)
+    _yarn_keys(conversion)
+    _routing(conversion)
+    decoder.take_whole(conversion)
+    conversion.take_layers(NAMES)
+    experts.take_experts(conversion, "mlp.experts")
+    take_latent(conversion, range(conversion.n_layer))
+    experts.ignore_further_layers(conversion)
+
+
+def latent_keys(conversion: Conversion) -> None:
+    """Set the keys of attention with keys and values of all heads from one latent vector."""
     config, keys = conversion.config, conversion.keys
     sizes = "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank"
     plain, rotated, value, latent = (config.integer(name, least=1) for name in sizes)
     decoder.common_keys(conversion, rotated)
     decoder.rope_keys(conversion, rotated)
-    _yarn_keys(conversion)
     keys |= {
         "attention.head_count_kv": 1,
         "attention.key_length": latent + rotated,
@@ -27,18 +49,65 @@ def deepseek(conversion: Conversion) -> None:
     }
     if (rank := config.integer("q_lora_rank", 0)) > 0:
         keys["attention.q_lora_rank"] = rank
-    _routing(conversion)
-    decoder.take_whole(conversion)
-    conversion.take_layers(NAMES)
-    experts.take_experts(conversion, "mlp.experts")
-    heads = shaped(keys["attention.head_count"], plain + value, latent)
-    for i in range(conversion.n_layer):
+
+
+def take_latent(conversion: Conversion, layers: Iterable[int]) -> None:
+    """Take the matrices of K and V, which are one in folders."""
+    config, keys = conversion.config, conversion.keys
+    plain, value = (config.integer(name, least=1) for name in ("qk_nope_head_dim", "v_head_dim"))
+    heads = shaped(keys["attention.head_count"], plain + value, keys["attention.kv_lora_rank"])
+    for i in layers:
         source = f"layers.{i}.self_attn.kv_b_proj.weight"
         conversion.take(
             f"blk.{i}.attn_k_b.weight", source, op=heads.then(rows(0, plain, 1)).then(turned(1, 2))
         )
         conversion.take(f"blk.{i}.attn_v_b.weight", source, op=heads.then(rows(plain, plain + value, 1)))
-    experts.ignore_further_layers(conversion)
+
+
+KIMI = {**NAMES, **MODULES["kimi"]}
+
+
+def kimi(conversion: Conversion) -> None:
+    """Kimi Linear: delta attention, and latent attention without positions in the layers that are listed."""
+    names = {
+        "num_experts_per_token": "num_experts_per_tok",
+        "num_shared_experts": "n_shared_experts",
+        "num_expert_group": "n_group",
+        "moe_renormalize": "norm_topk_prob",
+        "model_max_length": "max_position_embeddings",
+    }
+    rename(conversion, names)
+    config, keys, n = conversion.config, conversion.keys, conversion.n_layer
+    latent_keys(conversion)
+    linear = config.object("linear_attn_config")
+    attends = [i for i in range(n) if i + 1 in linear.list("full_attn_layers")]
+    if config.get("mla_use_nope") is not True and attends:
+        raise config.error("mla_use_nope", "only true, no positions, is supported")
+    conversion.refuse("moe_router_activation_func", "another routing than by sigmoid", (None, "sigmoid"))
+    keys["attention.head_count_kv"] = [int(i in attends) for i in range(n)]
+    keys["kda.head_dim"] = linear.integer("head_dim", least=1)
+    if linear.integer("num_heads", least=1) != keys["attention.head_count"]:
+        raise linear.error("num_heads", "must be that of attention")
+    keys["ssm.conv_kernel"] = linear.integer("short_conv_kernel_size", least=2)
+    experts.expert_keys(conversion)
+    experts.routed_keys(conversion)
+    decoder.take_whole(conversion)
+    conversion.take_layers(KIMI)
+    for i in range(n):
+        if i in attends:
+            continue
+        place, block = f"layers.{i}.self_attn", f"blk.{i}"
+        conversion.take(f"{block}.ssm_a", f"{place}.A_log", op=NEGATIVE_EXP.then(shaped(-1)))
+        conversion.take(f"{block}.ssm_dt.bias", f"{place}.dt_bias")
+        for which in "qkv":
+            source = f"{place}.{which}_conv1d.weight"
+            op = without_axis(1) if len(conversion.shape(source)) > 2 else None
+            conversion.take(f"{block}.ssm_conv1d_{which}.weight", source, op=op)
+    experts.take_experts(conversion, "block_sparse_moe.experts", experts.WS)
+    take_latent(conversion, attends)
+    for i in range(n):
+        if conversion.has(source := f"layers.{i}.block_sparse_moe.gate.e_score_correction_bias"):
+            conversion.take(f"blk.{i}.exp_probs_b.bias", source)
 
 
 def minicpm3(conversion: Conversion) -> None:
