@@ -127,6 +127,17 @@ def test_several_texts_beside_others(llm):
     llm.cells.check()
 
 
+def test_requests_that_wait_hold_no_cells():
+    texts = [np.random.default_rng(seed).integers(0, 96, 300).tolist() for seed in range(4)]
+    cut = [[*text[:80], *text[150:], *text[:20]] for text in texts]
+    with tiny_llm(cells=1400) as llm:
+        llm.generate(texts, **GREEDY)
+        options = {**GREEDY, "max_tokens": 120}
+        results = llm.generate(cut, edits="shift", **options)
+        assert [len(one.tokens) for one in results] == [120] * 4
+        llm.cells.check()
+
+
 def test_without_room_it_is_computed():
     with tiny_llm(cells=700) as llm, tiny_llm() as plain:
         llm.generate(TEXT[:450], **GREEDY)

@@ -1,9 +1,9 @@
 """Prompts that are a cached text with parts cut out or replaced: its cells are edited, not computed anew.
 
 Agents cut old results out of the middle of a conversation, or have the server do it. Where a request allows
-it (`edits="shift"` or "heal") the cells of the nearest cached text are taken, and the edits made on them that
-turn it into the prompt (`editing.py`). Such cells are approximate: they are parked in a domain of their own,
-where only requests that allow this find them, and never go to disk.
+it (`edits="shift"` or "heal") the cells of the nearest cached text are copied, and the edits made on them
+that turn it into the prompt (`editing.py`). Such cells are approximate: they are parked in a domain of their
+own, where only requests that allow this find them, and never go to disk. A request that waits holds none.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from stretto.engine.pool import MIN_COMMON_TOKENS
 from stretto.engine.runner import Runner
 from stretto.engine.track import Track
 from stretto.errors import CacheFull
+from stretto.sampling.rng import RandomStream
 
 MIN_RUN_TOKENS = 64  # that two texts have in common, to be kept; shorter runs are computed
 MIN_SAVED_TOKENS = 64  # more than an unedited prefix saves
@@ -73,9 +74,9 @@ def _as_bytes(tokens: Sequence[int]) -> bytes:
 
 
 def reuse_edited(runner: Runner, track: Track, compute: editing.Compute) -> None:
-    """Give a track without cells those of the cached text that its own is an edit of, if that saves enough.
+    """Let a track find the cells of the cached text that its own is an edit of, if that saves enough.
 
-    The rest of its tokens stays pending; nothing is changed where its cells find no room. Under the lock.
+    Nothing is changed where they find no room. Called under the lock, before the track is queued.
     """
     mode = track.edits
     if mode == "recompute" or track.has_images or runner.shift_obstacle:
@@ -112,31 +113,28 @@ def _nearest(runner: Runner, items: tuple[int, ...], domain: Domain) -> Iterator
 
 
 def _take(runner: Runner, track: Track, entry: Parked, runs: list[Run], compute: editing.Compute) -> None:
-    """Give a track the cells of a cached text, and edit them so that they are those of its own beginning."""
-    mode, tokens, n_prompt, domain = track.edits, track.tokens, track.n_prompt, track.domain
-    stop, n_computed = runs[-1].old + runs[-1].n, 0
-    running, track.running = track.running, False  # its request has not begun: edits are made for it
-    runner.prefixes.touch(entry.id)
-    try:
-        runner.cells.copy(entry.id, track.id, 0, stop)
-        track.tokens = list(entry.items[:stop])  # type: ignore[arg-type]
-        track.domain = domain._replace(is_edited=True)
-        if entry.domain.is_edited and mode != "recompute":
-            track.exact, track.edit_mode = 0, mode
-        for before, after in pairwise(runs):
-            start, end = before.new + before.n, after.old + before.new - before.old
-            edit = editing.replace(runner, track, start, end, tokens[start : after.new], mode, compute)
-            n_computed += track.n_placed - edit.kept
-    except BaseException as error:
-        runner.cells.remove(track.id)
-        track.domain, track.exact, track.edit_mode = domain, None, None
-        if not isinstance(error, CacheFull):
-            raise
-        return
-    finally:
-        track.running = running
-        track.tokens, track.n_prompt, track.logits, track.has_images = tokens, n_prompt, None, False
-    track.n_cached = track.n_placed - n_computed
-    if len(runs) > 1 and runs[0].n >= MIN_COMMON_TOKENS:
-        track.differs_at = runs[0].n
-    runner.note_hit(track.n_cached)
+    """Have a cached text edited into the beginning of a track's own, and parked where the track finds it."""
+    domain = track.domain._replace(is_edited=True)
+    if len(runs) > 1:
+        stop = runs[-1].old + runs[-1].n
+        copy = runner.new_track(list(entry.items[:stop]), RandomStream(0))  # type: ignore[arg-type]
+        copy.domain, copy.mix = domain, track.mix
+        try:
+            runner.prefixes.touch(entry.id)
+            runner.cells.copy(entry.id, copy.id, 0, stop)
+            if entry.domain.is_edited:
+                copy.exact = 0
+            for before, after in pairwise(runs):
+                start, end = before.new + before.n, after.old + before.new - before.old
+                new = track.tokens[start : after.new]
+                edit = editing.replace(runner, copy, start, end, new, track.edits, compute)
+                track.n_edited += copy.n_placed - edit.kept
+        except CacheFull:
+            track.n_edited = 0
+            runner.close_track(copy, park=False)
+            return
+        finally:
+            runner.close_track(copy)
+        if runs[0].n >= MIN_COMMON_TOKENS:
+            track.differs_at = runs[0].n
+    track.domain = domain

@@ -208,8 +208,7 @@ class CellPool:
         track.end_draft()
         self.park(track.id, track.cache_key, track.exact, keep_id=True)
         track.preempted = track.running
-        track.resume = track.logits = None
-        track.exact = 0 if track.domain.is_edited else None
+        track.resume = track.logits = track.exact = None
         track.step_tokens = 1
 
     def rollback(self, track: Track, n_tokens: int) -> None:
@@ -263,24 +262,19 @@ class CellPool:
             if match.parked:
                 self.prefixes.touch(match.source)
             self.cells.copy(match.source, track.id, 0, n)
-            self._count_hit(n)
+            self.prefixes.hits += 1
+            self.prefixes.tokens_saved += n
+            self.metrics.cached_tokens += n
+            if track.domain.is_edited and track.edits != "recompute":
+                track.exact, track.edit_mode = 0, track.edits
         if track.checkpoints is not None:
             track.checkpoints.want(match.n_common)  # others may part from it there too
         if not track.preempted:
-            track.n_cached = n
+            track.n_cached = max(0, n - track.n_edited)
             n_lost = min(len(track) - 1, match.n_other) - match.n_common
             is_told = match.n_common >= MIN_COMMON_TOKENS and n_lost >= MIN_LOST_TOKENS
-            track.differs_at = match.n_common if is_told else None
-
-    def note_hit(self, n: int) -> None:
-        """Count a prompt that found n tokens in the prefix cache."""
-        self.prefixes.lookups += 1
-        self._count_hit(n)
-
-    def _count_hit(self, n: int) -> None:
-        self.prefixes.hits += 1
-        self.prefixes.tokens_saved += n
-        self.metrics.cached_tokens += n
+            if not track.domain.is_edited:
+                track.differs_at = match.n_common if is_told else None
 
     def reuse(self, track: Track) -> None:
         """Let a track without cells share the longest prefix that has been computed already."""

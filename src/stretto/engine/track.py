@@ -215,6 +215,7 @@ class Track:
         "logits",
         "mix",
         "n_cached",
+        "n_edited",
         "n_edits",
         "n_found",
         "n_given",
@@ -250,6 +251,7 @@ class Track:
         self.exact: int | None = None  # leading tokens with K/V of an unedited text; None: all of them
         self.edit_mode: Approximate | None = None  # of the last edit that left `exact` behind
         self.edits: EditMode = "recompute"  # how it may become one from a cached text that is edited
+        self.n_edited = 0  # tokens that were computed for that
         self.n_edits = 0
         self.running = False  # owned by a request: nothing else may change it
         self.unowned = False  # its handle is gone: the request that runs it closes it
