@@ -34,6 +34,12 @@ MARKDOWN = r"""A **bold** word, `code` and $E = mc^2$.
 def warmest(readings):
     return max(readings)  # the hour
 ```
+
+## Times
+
+#### Later
+
+# Readings
 """
 HOSTILE = (
     "<img src=x onerror=document.title=1> <script>document.title=2</script> [a](javascript:document.title=3) "
@@ -110,6 +116,8 @@ def test_markdown_becomes_nodes(new_page, loaded):
         expect(prose(page).locator("td").nth(1)).to_have_class("right")
         expect(prose(page).locator("li")).to_have_text(["one", "two"])
         expect(prose(page).locator("math msup")).to_have_count(1)
+        names = prose(page).locator("h1, h2, h3, h4, h5").evaluate_all("all => all.map(one => one.tagName)")
+        assert names == ["H2", "H3", "H2"]  # no level is left out below the page's own heading
         expect(prose(page).locator("pre .h-k").first).to_have_text("def")
         act(page, "Copy", prose(page).locator("figure"))
         copied = page.evaluate("navigator.clipboard.readText()")

@@ -45,6 +45,18 @@ markdown.core.ruler.before('inline', 'long', ({tokens}) => { // reading marks ca
   for (const one of tokens) if (one.type === 'inline' && one.content.length > INLINE_CHARS) one.type = 'text';
 });
 
+markdown.core.ruler.push('levels', ({tokens}) => { // headings begin below the page's own, and leave no level out
+  const levels = [];
+  for (const one of tokens) {
+    if (one.type !== 'heading_open') continue;
+    const level = Number(one.tag[1]);
+    while (levels.at(-1) >= level) levels.pop();
+    levels.push(level);
+    one.tag = `h${Math.min(6, levels.length + 1)}`;
+    one.meta = {large: level < 3};
+  }
+});
+
 let temml = null;
 const loadTemml = () => import('./vendor/temml.js').then(module => { temml = module.default; });
 const ATTRIBUTES = new Set(['display', 'mathvariant', 'stretchy', 'fence', 'separator', 'lspace', 'rspace', 'symmetric', 'largeop',
@@ -124,8 +136,7 @@ function Code({text, language, leaf}) {
 }
 
 // ---- blocks ----
-const TAGS = new Set(['p', 'h1', 'h2', 'h3', 'h4', 'h5', 'h6', 'ul', 'ol', 'li', 'blockquote', 'strong', 'em', 's', 'thead', 'tbody', 'tr', 'th', 'td', 'hr']);
-const NAMES = {h1: 'h3', h2: 'h3', h3: 'h4', h4: 'h5', h5: 'h6', s: 'del'}; // below the page's own headings
+const TAGS = new Set(['p', 'h2', 'h3', 'h4', 'h5', 'h6', 'ul', 'ol', 'li', 'blockquote', 'strong', 'em', 's', 'thead', 'tbody', 'tr', 'th', 'td', 'hr']);
 
 // The nodes of markdown-it's tokens, a flat list of openings and closings. `leaf(text, marks)` makes the nodes of a text.
 function nodesOf(tokens, leaf) {
@@ -162,7 +173,7 @@ function elementOf(token, kids) {
     const side = /right|center/.exec(token.attrGet('style') ?? '')?.[0];
     return html`<${tag} class=${side} ...${tag === 'th' ? {scope: 'col'} : {}}>${kids}<//>`;
   }
-  return html`<${TAGS.has(tag) ? NAMES[tag] ?? tag : 'span'}>${kids}<//>`;
+  return html`<${!TAGS.has(tag) ? 'span' : tag === 's' ? 'del' : tag} class=${token.meta?.large ? 'large' : null}>${kids}<//>`;
 }
 
 // A text cut at the borders of its marks, and of tokens if they are shown: [{from, to, class, i}].
