@@ -126,6 +126,23 @@ def test_a_llama_with_biases_in_some_layers_only_is_refused(copied):
         read_spec(Folder(folder))
 
 
+def test_weights_of_bitnet_are_rounded_to_three_values_where_the_folder_says_so(copied):
+    rounded = {"quant_method": "bitnet", "quantization_mode": "online"}
+    folder = copied("bitnet", quantization_config=rounded)
+    with Folder(DATA / "bitnet") as plain, Folder(folder) as file:
+        for name in ("attn_k", "ffn_down"):
+            given, found = (f.tensors[f"blk.1.{name}.weight"].dequantize() for f in (plain, file))
+            scale = np.abs(given).mean()
+            np.testing.assert_allclose(found, np.clip(np.rint(given / scale), -1, 1) * scale, rtol=1e-5)
+        assert np.array_equal(*(f.tensors["token_embd.weight"].dequantize() for f in (plain, file)))
+    packed = {"quantization_config": {**rounded, "quantization_mode": "offline"}}
+    change_json(folder / "config.json", lambda config: config.update(packed))
+    with pytest.raises(
+        ModelError, match=r"quantization_config\.quantization_mode: packed weights are not read"
+    ):
+        Folder(folder)
+
+
 QWEN = {"max_position_embeddings": 8192, "num_hidden_layers": 2, "layer_types": None}
 
 

@@ -211,6 +211,14 @@ def times(factor: float | Array) -> Op:
     return Op(lambda array: array * factors, _same, computes=True)
 
 
+def _ternary(array: Array) -> Array:
+    scale = np.maximum(np.abs(array).mean(dtype=np.float32), np.float32(1e-5))
+    rounded: Array = np.clip(np.rint(array / scale), -1, 1) * scale
+    return rounded
+
+
+# Each number as −1, 0 or 1 times the mean of all magnitudes, as BitNet rounds its weights.
+TERNARY = Op(_ternary, _same, computes=True)
 NEGATIVE_EXP = Op(lambda array: -np.exp(array), _same, computes=True)
 
 

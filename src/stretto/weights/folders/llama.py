@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stretto.weights.folders.conversion import MODULES, Conversion, adjacent, rename, unmixed
+from stretto.weights.folders.conversion import MODULES, TERNARY, Conversion, adjacent, rename, unmixed
 from stretto.weights.folders.decoder import (
     AFTER,
     ATTENTION,
@@ -12,6 +12,7 @@ from stretto.weights.folders.decoder import (
     rope_fields,
     window_pattern,
 )
+from stretto.weights.folders.quantised import FIELD
 
 
 def llama(conversion: Conversion) -> None:
@@ -66,9 +67,17 @@ def apertus(conversion: Conversion) -> None:
 
 
 def bitnet(conversion: Conversion) -> None:
-    """BitNet: norms within attention and within the feed-forward."""
+    """BitNet: norms within attention and within the feed-forward; weights may be rounded on loading."""
     names = {"self_attn.attn_sub_norm": "attn_sub_norm", "mlp.ffn_sub_norm": "ffn_sub_norm"}
-    plain_decoder(conversion, LLAMA | names)
+    settings, ops = conversion.config.object(FIELD, {}), {}
+    if settings.text("quant_method", "") == "bitnet":
+        if settings.text("quantization_mode", "offline") != "online":
+            reason = (
+                "packed weights are not read; take the folder with bfloat16 weights, or a GGUF file in TQ2_0"
+            )
+            raise settings.error("quantization_mode", reason)
+        ops = {name: TERNARY for name in LLAMA.values() if "norm" not in name}
+    plain_decoder(conversion, LLAMA | names, weight_ops=ops)
     conversion.keys["hidden_activation"] = conversion.config.text("hidden_act", "relu2")
 
 
