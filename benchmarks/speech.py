@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 import stretto
-from stretto.tasks.speech.sound import RATE, open_sound
+from stretto.audio.sound import RATE, open_sound
 from stretto.tasks.speech.voice import Voice, cut_speech
 from stretto.weights import hub
 

@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "stretto"
 
 # What each part may use beside itself; all of them may use those in `EVERYONE`.
 ALLOWED = {
+    "audio": set(),
     "errors": set(),
     "options": set(),
     "options.keywords": {"drafts", "engine.types", "parallel.types", "structured", "tools.check"},  # types
@@ -22,7 +23,7 @@ ALLOWED = {
     "sampling": set(),
     "hooks": {"sampling"},
     "drafts": {"cache.radix", "sampling.params", "sampling.transforms", "text"},
-    "vision": {"cache.items", "models", "text", "weights"},
+    "vision": {"audio", "cache.items", "models", "text", "weights"},
     "backends": {"cache", "hardware.gpus", "hooks", "models", "sampling", "weights"},
     "export": {"models", "text", "weights"},
     "quantize": {"backends.matrices", "backends.native", "hardware", "models", "text", "weights"},
@@ -69,7 +70,7 @@ ALLOWED = {
         "weights",
     },
     "tools": {"engine", "structured", "text"},
-    "tasks": {"backends.onnx_session", "loading.verbs", "text", "vision", "weights"},
+    "tasks": {"audio", "backends.onnx_session", "loading.verbs", "text", "vision", "weights"},
     "hardware": {"weights"},
     "hardware.fork_safety": set(),
     "hardware.kernel_sets": set(),
@@ -88,11 +89,13 @@ ALLOWED = {
     "evaluation": {"backends.base", "llm", "text", "weights"},
     "server.sockets": set(),
     "server": {
+        "Audio",
         "Grammar",
         "Image",
         "Limits",
         "Result",
         "Token",
+        "audio",
         "engine.combinations",
         "engine.metrics",
         "engine.limits",  # whose requests are made

@@ -36,6 +36,7 @@ GIVEN: dict[str, dict[str, tuple[str, ...]]] = {
         "docs/reference/page.md": ("20 s", "90 %", "50 %", "15 %", "5 %", "3 %", "15 minutes"),
         "docs/explanation/page.md": ("240 KB", "300 ms"),
         "docs/reference/server.md": ("80 %", "10 seconds", "600 s", "10 s", "15 minutes", "64 of 1,000"),
+        "docs/reference/sounds.md": ("30 seconds", "30 minutes"),
         "docs/reference/terminal.md": ("90 %", "50 %"),
         "docs/tutorials/serving.md": ("15 minutes",),
         "docs/tutorials/structured-extraction.md": ("1,088",),
@@ -68,6 +69,7 @@ GIVEN: dict[str, dict[str, tuple[str, ...]]] = {
         "docs/reference/models.md": ("23 kB", "12.2 kB", "47 MB", "25 MB"),
     },
     DEFINITION: {
+        "docs/reference/sounds.md": ("50 positions a second",),
         "docs/how-to/evaluation.md": ("95 %",),
         "docs/explanation/decisions.md": ("95 %",),
         "docs/explanation/engine.md": ("2 %",),
@@ -88,6 +90,7 @@ GIVEN: dict[str, dict[str, tuple[str, ...]]] = {
         "docs/how-to/tasks/embed.md": ("1e-5", "2e-5", "1e-3"),
         "docs/how-to/tasks/static-embeddings.md": ("2e-6",),
         "docs/reference/folders.md": ("1e-4",),
+        "docs/reference/sounds.md": ("1e-4",),
         "docs/reference/models.md": ("5e-5", "2e-3", "1e-2"),
         "docs/reference/onnx.md": ("3e-5", "1e-5"),
     },

@@ -88,6 +88,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
             "reference/chat.md",
             "reference/tools.md",
             "reference/images.md",
+            "reference/sounds.md",
             "reference/sequences.md",
             "reference/metrics.md",
             "reference/errors.md",

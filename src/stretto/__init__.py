@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stretto import hooks, parallel, tasks, tools
+    from stretto.audio import Audio
     from stretto.backends.base import Batch
     from stretto.drafts import DraftModel, PromptLookup
     from stretto.engine import Edit, Limits, Result, Sequence, Step, Token
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
 
 _HOMES = {
+    "stretto.audio": ("Audio",),
     "stretto.backends.base": ("Batch",),
     "stretto.drafts": ("DraftModel", "PromptLookup"),
     "stretto.engine": ("Edit", "Limits", "Result", "Sequence", "Step", "Token"),
@@ -88,6 +90,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "LLM",
+    "Audio",
     "Batch",
     "CacheFull",
     "Cancelled",

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from real_tasks import open_real
+from stretto.audio.sound import open_sound
 from stretto.errors import InvalidRequest
-from stretto.tasks.speech.sound import open_sound
 from stretto.tasks.speech.voice import WINDOW, Cutter, Rules, Tape, cut_speech
 
 DATA = Path(__file__).parent.parent / "data" / "tasks"

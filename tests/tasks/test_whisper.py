@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from real_tasks import open_real
+from stretto.audio.mel import log_mel, log_mels, mel_filters
 from stretto.errors import InvalidRequest, ModelError
 from stretto.tasks.speech import whisper
 from stretto.tasks.speech.whisper import (
@@ -16,9 +17,6 @@ from stretto.tasks.speech.whisper import (
     Transformer,
     allowed,
     gelu,
-    log_mel,
-    log_mels,
-    mel_filters,
     read_checkpoint,
     read_ctranslate2,
     read_tokens,

@@ -40,9 +40,9 @@ def test_a_conversation_of_parts_reads_as_text():
     [
         (
             {"type": "input_audio", "input_audio": {}},
-            "'input_audio': sound is not heard .*stretto transcribe",
+            "'input_audio': this model hears no sound; .*stretto transcribe",
         ),
-        ({"type": "audio"}, "'audio': sound is not heard"),
+        ({"type": "audio"}, "'audio': this model hears no sound"),
         ({"type": "video_url"}, "'video_url': films are not taken"),
         ({"type": "input_file"}, "'input_file': files are not opened"),
         ({"type": "zebra"}, "template knows no parts of type 'zebra'"),
@@ -52,6 +52,11 @@ def test_a_conversation_of_parts_reads_as_text():
 def test_parts_that_nothing_reads_are_refused_by_name(part, said, source):
     with pytest.raises(InvalidRequest, match=rf"messages\[0\]\.content\[1\]: .*{said}"):
         with_known_parts(user(text("a"), part), source)
+
+
+def test_a_model_that_hears_takes_sounds():
+    messages = user(text("a"), {"type": "input_audio", "input_audio": {}})
+    assert with_known_parts(messages, TYPED, hears=True) == messages
 
 
 def test_a_part_that_the_template_names_is_its_own():

@@ -51,7 +51,9 @@ def difference(encoder, name, i=1):
 
 
 def test_every_projector_is_there():
-    assert {vision_spec(name).projector for name in ENCODERS} == set(FAMILIES)
+    assert {vision_spec(name).projector for name in ENCODERS} == {
+        name for name, family in FAMILIES.items() if not family.hears
+    }
     for name in ENCODERS:
         assert vision_spec(name).projector == PROJECTORS.get(name, name.split("-")[0])
 

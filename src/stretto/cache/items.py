@@ -1,4 +1,7 @@
-"""Items of a sequence other than token ids: the tokens of an image, identified by the image's digest."""
+"""Items of a sequence other than token ids: the tokens of an image, identified by the image's digest.
+
+A sound is to a sequence what an image is: tokens with a digest, and vectors that an encoder makes.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,26 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 
 
-ImageLike = Any  # a `stretto.Image`, or any of what `is_image` knows
+ImageLike = Any  # a `stretto.Image`, a `stretto.Audio`, or any of what `is_image` knows
 
 
 def is_image(value: object) -> bool:
-    """Whether a value is an image, and no text or ids: an Image, a PIL image, an array, bytes, or a path."""
-    if hasattr(value, "pixels") or isinstance(value, (bytes, bytearray, memoryview, os.PathLike)):
+    """Whether a value is an image or a sound, and no text or ids.
+
+    That is an Image, an Audio, a PIL image, an array, or bytes or the path of a file.
+    """
+    is_file = isinstance(value, (bytes, bytearray, memoryview, os.PathLike))
+    return is_file or is_picture(value) or is_sound(value)
+
+
+def is_sound(value: object) -> bool:
+    """Whether a value is an Audio."""
+    return hasattr(value, "samples")
+
+
+def is_picture(value: object) -> bool:
+    """Whether a value is an Image, a PIL image or an array of pixels."""
+    if hasattr(value, "pixels"):
         return True
     pillow = sys.modules.get("PIL.Image")  # whoever has a PIL image has imported it
     return (isinstance(value, np.ndarray) and value.ndim > 1) or (
@@ -27,8 +44,9 @@ def is_image(value: object) -> bool:
 
 
 class Images(Protocol):
-    """Turns images into tokens, and encodes them into vectors."""
+    """Turns images, or sounds, into tokens, and encodes them into vectors."""
 
+    hears: bool  # it takes sounds
     placeholder: int | None  # the id that stands for an image's tokens in the table, if nothing else has it
 
     def tokens(self, image: ImageLike, salt: str | None = None) -> list[int]:

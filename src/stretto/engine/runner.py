@@ -24,7 +24,7 @@ from stretto.backends.base import (
     Rows,
     host_rows,
 )
-from stretto.cache.items import ImageLike, Images
+from stretto.cache.items import ImageLike, Images, is_sound
 from stretto.cache.prefix import PrefixCache
 from stretto.cache.slots import Moves, Slots
 from stretto.engine.adapters import Adapters
@@ -34,6 +34,7 @@ from stretto.engine.tokens import REMEDY, checked_tokens
 from stretto.engine.track import Source, Track
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.hardware import fork_safety
+from stretto.text.messages import INSTEAD
 from stretto.weights.mapped import GuardedMap, broken_mappings, check_maps
 
 __all__ = ["Match", "Runner", "Work"]
@@ -333,7 +334,9 @@ class Runner(CellPool):
         return checked_tokens(tokens, self.spec.n_vocab, self.images, param)
 
     def image_tokens(self, image: ImageLike, salt: str | None = None) -> list[int]:
-        """The tokens of an image; it is encoded once for all that have the same salt."""
+        """The tokens of an image or a sound; it is encoded once for all that have the same salt."""
+        if self.images is None and is_sound(image):
+            raise InvalidRequest(INSTEAD["audio"], param="audio")
         if self.images is None:
             raise InvalidRequest(f"this model sees no images; {REMEDY}", param="images")
         return self.images.tokens(image, salt)

@@ -224,8 +224,9 @@ def _part_ids(engine: Engine, parts: tuple[object, ...], salt: str | None) -> li
             ids += engine.runner.image_tokens(part, salt)
         else:
             raise InvalidRequest(
-                f"a prompt's parts are texts and images, not {type(part).__name__}; "
-                "an image is a stretto.Image, a PIL image, an array, bytes of a file or a pathlib.Path",
+                f"a prompt's parts are texts, images and sounds, not {type(part).__name__}; "
+                "an image is a stretto.Image, a PIL image, an array, bytes of a file or a pathlib.Path, a "
+                "sound a stretto.Audio",
                 param="prompt",
             )
     return ids
@@ -250,7 +251,8 @@ def conversation_ids(
     if arguments:
         variables = {**variables, **check_arguments(template, arguments)}
     tokenizer = engine.tokenizer
-    messages = with_known_parts(with_reasoning(messages, template), template.source)
+    hears = engine.runner.images is not None and engine.runner.images.hears
+    messages = with_known_parts(with_reasoning(messages, template), template.source, hears)
     tools, has_any = variables.get("tools"), False
     if tools or not _are_texts(messages):
         from stretto.tools.history import fit_calls

@@ -20,7 +20,7 @@ from stretto.options.loading import BY_NAME
 from stretto.weights import hub
 
 EXACT = ("native", "reference", "torch")  # backends whose cells do not depend on what else is in a batch
-COMPUTING = ("backends", "models", "vision", "weights")  # folders of the package
+COMPUTING = ("audio", "backends", "models", "vision", "weights")  # folders of the package
 LIBRARIES = ("numpy", "torch", "triton")
 
 

@@ -18,7 +18,7 @@ from stretto.text.tokenizer import Tokenizer
 from stretto.vision.cache import ImageCache
 from stretto.vision.encoder import Encoder
 from stretto.vision.native import NativeEncoder
-from stretto.vision.reading import read_vision_spec
+from stretto.vision.reading import read_vision_spec, takes_sounds
 from stretto.vision.reference import ReferenceEncoder
 from stretto.vision.spec import VisionSpec
 from stretto.vision.vision import Vision
@@ -31,6 +31,12 @@ BUNDLED_ENCODERS = {"sketch": Path(vision.__path__[0]) / "sketch.gguf"}
 def find_encoder(name: Model) -> Path:
     """The `mmproj` file of an encoder, downloaded if necessary."""
     return BUNDLED_ENCODERS.get(str(name)) or hub.resolve(name)
+
+
+def is_hearing(name: Model) -> bool:
+    """Whether an encoder is one of sounds, and not of images."""
+    with GGUF(find_encoder(name)) as file:
+        return takes_sounds(file)
 
 
 @dataclass(frozen=True)

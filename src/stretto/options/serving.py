@@ -15,7 +15,8 @@ SHARED = "serve deploy"
 NAMED_FILE = "[NAME=]FILE"
 
 _MODELS = table(
-    Option("vision", tuple[str, ...], (), "The mmproj file of a model's image encoder.", unit=NAMED_FILE),
+    Option("vision", tuple[str, ...], (), "The mmproj file of a model's encoder of images or sounds.",
+        unit=NAMED_FILE),
     Option("chat_template", tuple[str, ...], (),
         "A chat template in place of the model's own: a file of Jinja, its text, or a name such as chatml.",
         unit=NAMED_FILE),

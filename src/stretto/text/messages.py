@@ -102,21 +102,25 @@ def _rename(message: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 # joined for it.
 
 IMAGES = frozenset({"image", "image_url", "input_image"})
+SOUNDS = frozenset({"audio", "input_audio", "audio_url"})
 INSTEAD = {
-    "audio": "sound is not heard by language models here; stretto transcribe writes down speech",
+    "audio": 'this model hears no sound; load one that hears, with vision="mmproj.gguf", or let stretto '
+    "transcribe write down what is said",
     "video": "films are not taken; give some of their frames as images",
     "file": "files are not opened for a message; give their text as a text part",
 }
 _KINDS = {
-    **dict.fromkeys(("audio", "input_audio", "audio_url"), "audio"),
+    **dict.fromkeys(SOUNDS, "audio"),
     **dict.fromkeys(("video", "input_video", "video_url"), "video"),
     **dict.fromkeys(("file", "input_file", "document"), "file"),
 }
 _KNOWS_TYPES = re.compile(r"""\.type\b|\[\s*['"]type['"]\s*\]|get\(\s*['"]type['"]""")
 
 
-def with_known_parts(messages: Sequence[Any], source: str) -> Sequence[Any]:
+def with_known_parts(messages: Sequence[Any], source: str, hears: bool = False) -> Sequence[Any]:
     """Messages that a template can write; `InvalidRequest` names the part that it cannot.
+
+    Sounds are for a model that hears.
 
     >>> with_known_parts([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}], "{{ content }}")
     [{'role': 'user', 'content': 'Hi'}]
@@ -129,7 +133,7 @@ def with_known_parts(messages: Sequence[Any], source: str) -> Sequence[Any]:
         if _has_parts(message):
             parts = message["content"]
             for i, part in enumerate(parts):
-                _check(part, f"messages[{index}].content[{i}]", source)
+                _check(part, f"messages[{index}].content[{i}]", source, hears)
             texts = [_text(part) for part in parts]
             if not knows_types and all(text is not None for text in texts):
                 message = {**message, "content": "\n".join(filter(None, texts))}
@@ -150,10 +154,10 @@ def _text(part: Any) -> str | None:
     return None
 
 
-def _check(part: Any, where: str, source: str) -> None:
+def _check(part: Any, where: str, source: str, hears: bool) -> None:
     """Raise for a part with a type that is not taken; what has no type is checked elsewhere."""
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if not isinstance(kind, str) or kind in IMAGES or kind == "text":
+    if not isinstance(kind, str) or kind in IMAGES or kind == "text" or (hears and kind in SOUNDS):
         return
     if kind in _KINDS:
         raise param_error(where, f"{kind!r}: {INSTEAD[_KINDS[kind]]}", kind)

@@ -1,8 +1,8 @@
-"""Images in chat messages: taken out before the template is rendered, and put back in their places.
+"""Images and sounds in chat messages: taken out before the template is rendered, put back in their places.
 
 A template that supports images writes a marker of its own for each, a special token such as `<image>`, which
 the image replaces. For any other template an image is one private-use character in the text of its message,
-one that no text of the caller contains.
+one that no text of the caller contains. A sound is an image of another type.
 """
 
 from __future__ import annotations
@@ -11,17 +11,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from stretto.cache.items import is_image
+from stretto.audio import Audio
+from stretto.audio.clip import decode_base64
+from stretto.cache.items import is_image, is_sound
 from stretto.errors import InvalidRequest, param_error
 from stretto.text.intake import check_messages
+from stretto.text.messages import IMAGES, SOUNDS
 from stretto.text.template import ChatTemplate
 from stretto.vision.image import Image
 
 MARKERS = (
     *("<image>", "<start_of_image>", "<image_soft_token>", "[IMG]", "<|image_pad|>", "<IMG_CONTEXT>"),
-    "<|image|>",
+    *("<|image|>", "[AUDIO]", "<|AUDIO|>"),
 )
-AROUND = {"<|image_pad|>": ("<|vision_start|>", "<|vision_end|>")}  # which templates write, and images have
+AROUND = {  # which templates write, and images have
+    "<|image_pad|>": ("<|vision_start|>", "<|vision_end|>"),
+    "<|AUDIO|>": ("<|audio_bos|>", "<|audio_eos|>"),
+}
 MAX_IMAGES = 64  # of a prompt
 MAX_DEPTH = 64
 FIRST, LAST = 0xF0000, 0xFFFFD  # private characters
@@ -38,27 +44,29 @@ class ImageMessages:
     """
 
     def __init__(self, messages: Sequence[Message], source: str) -> None:
-        self.images: list[Image] = []
+        self.images: list[Image | Audio] = []
         self.n_placed = 0  # of them, after `resolve`
         self._mark = ""
         check_count("messages", sum(_is_image(part) for message in messages for part in _parts(message)))
         split = [_split(message, i) for i, message in enumerate(messages)]
         for parts in split:
-            self.images += [part for part in parts if isinstance(part, Image)]
-        self._knows = "image" in source
-        if self._knows:
+            self.images += [part for part in parts if not isinstance(part, str)]
+        self.is_known = _knows(source, self.images)
+        if self.is_known:
             self.plain = [_typed(m, parts) for m, parts in zip(messages, split, strict=True)]
         else:
             self._mark = _unused(messages)
             self.plain = [_flat(m, parts, self._mark) for m, parts in zip(messages, split, strict=True)]
 
-    def resolve(self, parts: Sequence[str | int], specials: Mapping[str, int]) -> Iterator[str | int | Image]:
+    def resolve(
+        self, parts: Sequence[str | int], specials: Mapping[str, int]
+    ) -> Iterator[str | int | Image | Audio]:
         """The rendered parts, with the images in their places."""
         markers = {specials[text] for text in MARKERS if text in specials}
         waiting = iter(self.images)
-        for part in _without_frames(parts, specials) if self._knows else parts:
+        for part in _without_frames(parts, specials) if self.is_known else parts:
             if isinstance(part, int):
-                if self._knows and part in markers:
+                if self.is_known and part in markers:
                     self.n_placed += 1
                     yield next(waiting, part)
                 else:
@@ -93,17 +101,18 @@ def _without_frames(parts: Sequence[str | int], specials: Mapping[str, int]) -> 
 def check_count(name: str, n: int) -> None:
     """Raise for more images than a prompt may have."""
     if n > MAX_IMAGES:
-        raise param_error(name, f"{n} images; at most {MAX_IMAGES} are taken: ask about fewer at a time", n)
+        raise param_error(
+            name, f"{n} images or sounds; at most {MAX_IMAGES} are taken: ask about fewer at a time", n
+        )
 
 
 def has_images(messages: object) -> bool:
-    """Whether any message has an image among its parts."""
+    """Whether any message has an image or a sound among its parts."""
     if not isinstance(messages, (list, tuple)):
         return False
     contents = (message.get("content") for message in messages if isinstance(message, Mapping))
     return any(
-        is_image(part)
-        or (isinstance(part, Mapping) and part.get("type") in ("image", "image_url", "input_image"))
+        is_image(part) or (isinstance(part, Mapping) and part.get("type") in (*IMAGES, *SOUNDS))
         for content in contents
         for part in (content if isinstance(content, (list, tuple)) else (content,))
     )
@@ -114,20 +123,18 @@ def place_images(
     messages: Sequence[Message],
     specials: Mapping[str, int],
     variables: Mapping[str, Any],
-) -> list[str | int | Image]:
+) -> list[str | int | Image | Audio]:
     """A conversation rendered, as texts, ids and images in order."""
     check_messages([{**m, "content": ""} if isinstance(m, Mapping) else m for m in messages])
-    if "image" in template.source:  # it may write a marker for each
-        typed = ImageMessages(messages, template.source)
-        parts = list(typed.resolve(template.parts(typed.plain, **variables), specials))
-        if typed.n_placed == len(typed.images):
-            return parts
-    flat = ImageMessages(messages, "")
-    parts = list(flat.resolve(template.parts(flat.plain, **variables), specials))
-    if flat.n_placed != len(flat.images):
+    taken = ImageMessages(messages, template.source)
+    parts = list(taken.resolve(template.parts(taken.plain, **variables), specials))
+    if taken.is_known and taken.n_placed != len(taken.images):  # it writes no marker for each
+        taken = ImageMessages(messages, "")
+        parts = list(taken.resolve(template.parts(taken.plain, **variables), specials))
+    if taken.n_placed != len(taken.images):
         raise param_error(
             "messages",
-            f"they have {len(flat.images)} images, the chat template shows {flat.n_placed}; give "
+            f"they have {len(taken.images)} images or sounds, the chat template shows {taken.n_placed}; give "
             "generate a tuple of texts and images instead",
         )
     return parts
@@ -139,20 +146,31 @@ def _parts(message: Message) -> Sequence[object]:
 
 
 def _is_image(part: object) -> bool:
-    return is_image(part) or (isinstance(part, Mapping) and "image" in str(part.get("type")))
+    is_typed = isinstance(part, Mapping) and ("image" in str(part.get("type")) or part.get("type") in SOUNDS)
+    return is_image(part) or is_typed
 
 
-def _split(message: Message, index: int) -> list[str | Image]:
-    """A message's content as texts and images."""
-    split: list[str | Image] = []
+def _knows(source: str, images: Sequence[Image | Audio]) -> bool:
+    """Whether a template may write a marker for each image and for each sound."""
+    kinds = {"audio" if isinstance(image, Audio) else "image" for image in images}
+    return bool(kinds) and all(kind in source for kind in kinds)
+
+
+def _split(message: Message, index: int) -> list[str | Image | Audio]:
+    """A message's content as texts, images and sounds."""
+    split: list[str | Image | Audio] = []
     for i, part in enumerate(_parts(message)):
         where = f"messages[{index}].content[{i}]"
         if isinstance(part, str):
             split.append(part)
+        elif is_sound(part):
+            split.append(Audio.open(part))
         elif is_image(part):
             split.append(_image({"image": part}, where))
         elif isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
             split.append(part["text"])
+        elif isinstance(part, Mapping) and part.get("type") in SOUNDS:
+            split.append(_sound(part, where))
         elif isinstance(part, Mapping) and _is_image(part):
             split.append(_image(part, where))
         elif part is not None:
@@ -180,17 +198,38 @@ def _image(part: Mapping[str, Any], where: str) -> Image:
         raise InvalidRequest(f"{where}: {error}", param=where) from None
 
 
-def _typed(message: Message, parts: list[str | Image]) -> Message:
+def _sound(part: Mapping[str, Any], where: str) -> Audio:
+    """A sound: `input_audio` with base64 as OpenAI's API has it, a data: URL, or an Audio."""
+    source = part.get(str(part["type"]), part.get("audio"))
+    is_base64 = isinstance(source, Mapping) and "data" in source
+    if isinstance(source, Mapping):
+        source = source.get("data", source.get("url"))
+    if isinstance(source, str) and not is_base64 and source[:5].lower() != "data:":
+        raise param_error(
+            where,
+            f"{source[:60]!r} is not opened for a message; give a data: URL, or a stretto.Audio",
+            source,
+        )
+    try:
+        return Audio.open(decode_base64(source) if is_base64 and isinstance(source, str) else source)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{where}: {error}", param=where) from None
+
+
+def _typed(message: Message, parts: list[str | Image | Audio]) -> Message:
     content = [
-        {"type": "image"} if isinstance(part, Image) else {"type": "text", "text": part} for part in parts
+        {"type": "text", "text": part}
+        if isinstance(part, str)
+        else {"type": "audio" if isinstance(part, Audio) else "image"}
+        for part in parts
     ]
     return {**message, "content": content}
 
 
-def _flat(message: Message, parts: list[str | Image], mark: str) -> Message:
+def _flat(message: Message, parts: list[str | Image | Audio], mark: str) -> Message:
     if message.get("content") is None:
         return message
-    return {**message, "content": "".join(mark if isinstance(part, Image) else part for part in parts)}
+    return {**message, "content": "".join(part if isinstance(part, str) else mark for part in parts)}
 
 
 def _unused(messages: Sequence[Message]) -> str:

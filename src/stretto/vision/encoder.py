@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,6 +122,8 @@ def position_rows(table: Floats, spec: VisionSpec, grid: Grid) -> Floats:
     """float32[positions, n_embd]: what is added to the patches of a grid."""
     rows, columns = grid
     if spec.positions == "learned":
+        if spec.mels:
+            return table[:columns]
         return np.roll(table, 1, axis=0) if spec.class_last else table
     if spec.positions == "axes":  # a table for columns and one for rows
         both: Floats = table[0][None, :columns] + table[1][:rows, None]
@@ -198,16 +200,25 @@ def plain_tensors(file: GGUF, spec: VisionSpec) -> Iterator[tuple[str, Tensor, s
 
 
 def plain_name(name: str, spec: VisionSpec) -> str:
-    """The tensor's name in new files: old ones have ffn_up and ffn_down swapped."""
+    """The tensor's name in new files of images: old ones have ffn_up and ffn_down swapped."""
+    if spec.mels and name.startswith("a."):
+        return name.replace("a.conv1d.1.", "v.patch_embd.") if ".conv1d.1." in name else f"v.{name[2:]}"
     if not spec.swapped:
         return name
     other = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
     return ".".join(other.get(part, part) for part in name.split("."))
 
 
+def flattened(name: str, values: Any) -> Any:
+    """A bias as a vector and the kernel of a convolution as a matrix, whatever way the file has them."""
+    if name.endswith(".bias"):
+        return values.reshape(-1)
+    return values.reshape(len(values), -1) if ".conv1d." in name else values
+
+
 def patch_kernel(file: GGUF, spec: VisionSpec) -> Floats:
     """float32[n_embd, patch_numbers]: of two frames the sum, as an image is the same in both."""
-    kernel = file.tensors[FIRST].dequantize()
+    kernel = file.tensors[spec.file_name(FIRST)].dequantize()
     if spec.two_frames:
         kernel = kernel + file.tensors[SECOND].dequantize()
     return np.ascontiguousarray(kernel, np.float32).reshape(spec.n_embd, -1)

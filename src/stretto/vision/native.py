@@ -22,6 +22,7 @@ from stretto.vision.encoder import (
     to_windows,
     window_ends,
 )
+from stretto.vision.families import FAMILIES
 from stretto.vision.spec import ROW_END, Grid, VisionSpec
 from stretto.weights.formats import Format
 from stretto.weights.gguf import GGUF, Tensor
@@ -53,11 +54,12 @@ class NativeEncoder:
         self.native: _native.Vision | None = vision
         # Kernel sets and precisions have bits of their own.
         self.name = f"native {REVISION} {vision.kernels}" + " high" * (precision == "high")
-        self.kept = {name: file.tensors[name].dequantize() for name in spec.tensors() if name in KEPT}
+        tensors = list(plain_tensors(file, spec))
+        self.kept = {name: tensor.dequantize() for name, tensor, _ in tensors if name in KEPT}
         vision.set_attention(spec.scale, spec.value_norm, rope_pairs(spec) if spec.rope else NO_PAIRS)
         for name, limits in spec.clamps:
             vision.set_clamp(name, *limits)
-        for name, tensor, rows in plain_tensors(file, spec):
+        for name, tensor, rows in tensors:
             if name not in KEPT:
                 self._set(vision, name, tensor, rows, file)
         for name in spec.tensors():
@@ -65,8 +67,8 @@ class NativeEncoder:
         self._table: tuple[Grid, Floats] | None = None
 
     def _set(self, vision: _native.Vision, name: str, tensor: Tensor, rows: slice | None, file: GGUF) -> None:
-        if len(tensor.shape) == 1:
-            values = tensor.dequantize()
+        if len(tensor.shape) == 1 or name.endswith(".bias"):
+            values = tensor.dequantize().reshape(-1)
             vision.set_vector(name, np.ascontiguousarray(values if rows is None else values[rows]))
             return
         if tensor.format not in PACKABLE:
@@ -75,7 +77,7 @@ class NativeEncoder:
         if name in self.spec.transposed or (self.spec.two_frames and name == "v.patch_embd.weight"):
             whole = patch_kernel(file, self.spec) if len(shape) == 4 else tensor.dequantize().T
             code, data, shape = Format.F32, np.ascontiguousarray(whole).view(np.uint8), whole.shape
-        elif len(shape) == 4:  # a patch's numbers in one row
+        elif len(shape) > 2:  # a patch's numbers in one row
             shape = shape[0], int(np.prod(shape[1:]))
             if code.block > 1 and tensor.shape[-1] % code.block:
                 raise file.error(f"tensor {tensor.name!r}", "it cannot be flattened")
@@ -87,7 +89,7 @@ class NativeEncoder:
 
     def embed(self, patches: Floats, grid: Grid) -> Floats:
         """[n, patches, patch_numbers] → [n, positions, n_embd]."""
-        x = self.multiply(patches, "v.patch_embd")
+        x = FAMILIES[self.spec.projector].embed(self, patches)
         if self.spec.class_token:
             first = np.broadcast_to(self.kept["v.class_embd"], (len(x), 1, self.spec.n_embd))
             x = np.concatenate((first, x), axis=1)

@@ -10,17 +10,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from threading import RLock
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.audio import Audio
 from stretto.cache.items import ImageVectors
 from stretto.vision.cache import VectorCache
-from stretto.vision.decode import Pixels
 from stretto.vision.encoder import SLICE_ROWS, Encoder
 from stretto.vision.families import FAMILIES
 from stretto.vision.families.base import Prepared, fit, resize
 from stretto.vision.families.qwen3vl import deepstack
+from stretto.vision.families.whisper import neighbours
 from stretto.vision.image import Image
 from stretto.vision.spec import Grid, VisionSpec
 
@@ -29,8 +31,10 @@ from stretto.vision.spec import Grid, VisionSpec
 MAX_EDGE_PIXELS = 4096  # a larger image is scaled down before anything else
 
 
-def prepare(image: Image, spec: VisionSpec) -> Prepared:
-    """The tiles of an image, resized but not yet normalised."""
+def prepare(image: Image | Audio, spec: VisionSpec) -> Prepared:
+    """The tiles of an image, resized but not yet normalised, or the windows of a sound."""
+    if isinstance(image, Audio):
+        return FAMILIES[spec.projector].prepare(image.samples, spec)
     pixels = image.pixels
     if max(pixels.shape[:2]) > MAX_EDGE_PIXELS:
         height, width = fit(pixels.shape[0], pixels.shape[1], MAX_EDGE_PIXELS)
@@ -38,13 +42,20 @@ def prepare(image: Image, spec: VisionSpec) -> Prepared:
     return FAMILIES[spec.projector].prepare(pixels, spec)
 
 
-def find_grid(tiles: Pixels, spec: VisionSpec) -> Grid:
+def find_grid(tiles: NDArray[Any], spec: VisionSpec) -> Grid:
     """Rows and columns of patches of each of some tiles."""
+    if spec.mels:
+        return 1, tiles.shape[-2] // 2  # two frames each, and one more behind them
     return tiles.shape[-3] // spec.patch_size, tiles.shape[-2] // spec.patch_size
 
 
-def normalise(tiles: Pixels, spec: VisionSpec) -> Floats:
-    """float32[n, patches, 3 × patch × patch]: patches row by row, each channel by channel."""
+def normalise(tiles: NDArray[Any], spec: VisionSpec) -> Floats:
+    """float32[n, patches, 3 × patch × patch]: patches row by row, each channel by channel.
+
+    Of a window of sound float32[n, frames, mels × 3]: each frame between its neighbours.
+    """
+    if spec.mels:
+        return neighbours(tiles, 1)[:, :-1]
     n, (rows, columns), patch = len(tiles), find_grid(tiles, spec), spec.patch_size
     scaled: Floats = tiles.astype(np.float32) * np.float32(1 / 255)
     scaled -= np.array(spec.mean, np.float32)

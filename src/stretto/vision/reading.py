@@ -1,8 +1,9 @@
-"""Reads the specification of an image encoder from an `mmproj` GGUF file, and checks it."""
+"""Reads the specification of an encoder of images or sounds from an `mmproj` GGUF file, and checks it."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ MAX_IMAGE_PIXELS = 1 << 13  # along a side
 MAX_PATCH_PIXELS = 1 << 9
 MAX_PATCHES = 1 << 14
 MAX_BLOCKS = 512
+MAX_MELS = 1 << 10
 MAX_WIDTH = 1 << 15
 MAX_NUMBERS = 1 << 27  # of one array between two matrices: all positions of an image
 
@@ -41,9 +43,10 @@ def read_vision_spec(file: GGUF) -> VisionSpec:
             "general.architecture",
             f"{arch!r} is no image encoder; give the mmproj file as vision and the language model as model",
         )
-    if not file.metadata.flag("clip.has_vision_encoder", True):
-        raise file.error("clip.has_vision_encoder", "the file has no image encoder")
-    spec = _spec(file)
+    hears = takes_sounds(file)
+    if not hears and not file.metadata.flag("clip.has_vision_encoder", True):
+        raise file.error("clip.has_vision_encoder", "the file has no encoder of images or sounds")
+    spec = _sound_spec(file) if hears else _spec(file)
     for name, shape in spec.tensors().items():
         if name not in file.tensors:
             raise file.error(name, "the tensor is missing; is the file complete?")
@@ -54,6 +57,12 @@ def read_vision_spec(file: GGUF) -> VisionSpec:
             raise file.error(f"tensor {name!r}", f"{kind.name} is not supported")
     _refuse_others(file, spec)
     return spec
+
+
+def takes_sounds(file: GGUF) -> bool:
+    """Whether it is an encoder of sounds; of one that takes both, images are taken."""
+    hears = file.metadata.flag("clip.has_audio_encoder", False)
+    return hears and not file.metadata.flag("clip.has_vision_encoder", False)
 
 
 def _spec(file: GGUF) -> VisionSpec:
@@ -101,11 +110,45 @@ def _spec(file: GGUF) -> VisionSpec:
     return spec
 
 
-def _family(file: GGUF) -> Family:
+def _sound_spec(file: GGUF) -> VisionSpec:
+    """The spec of an encoder of sounds: Whisper's, whose windows have as many positions as their table."""
+    family = _family(file, "audio")
+    n_embd = positive(file, "clip.audio.embedding_length", most=MAX_WIDTH)
+    n_ff = positive(file, "clip.audio.feed_forward_length", most=MAX_WIDTH)
+    n_head = positive(file, "clip.audio.attention.head_count", most=n_embd)
+    if n_embd % n_head:
+        raise file.error(
+            "clip.audio.attention.head_count", f"{n_head} heads cannot share {n_embd} numbers evenly"
+        )
+    table = file.tensors.get("a.position_embd.weight")
+    n_positions = 0 if table is None or len(table.shape) != 2 else table.shape[0]
+    if not 0 < n_positions <= MAX_PATCHES or n_positions * max(n_embd, n_ff) > MAX_NUMBERS:
+        raise file.error("tensor 'a.position_embd.weight'", "a table of positions is needed")
+    spec = VisionSpec(
+        projector=family.name,
+        image_size=0,
+        patch_size=1,
+        n_embd=n_embd,
+        n_ff=n_ff,
+        n_head=n_head,
+        n_layer=positive(file, "clip.audio.block_count", most=MAX_BLOCKS),
+        norm_eps=_epsilon(file, "audio"),
+        activation="exact_gelu",
+        mean=(0.0, 0.0, 0.0),
+        std=(1.0, 1.0, 1.0),
+        max_tokens=n_positions,
+        position_shape=(n_positions, n_embd),
+        mels=positive(file, "clip.audio.num_mel_bins", most=MAX_MELS),
+    )
+    biases = frozenset(name for name in _optional(spec.n_layer) if spec.file_name(name) in file.tensors)
+    return family.read(file, replace(spec, biases=biases - {"v.patch_embd.bias"}))
+
+
+def _family(file: GGUF, medium: str = "vision") -> Family:
     metadata = file.metadata
-    key = "clip.projector_type" if "clip.projector_type" in metadata else "clip.vision.projector_type"
+    key = "clip.projector_type" if "clip.projector_type" in metadata else f"clip.{medium}.projector_type"
     kind = metadata.text(key, "mlp")  # the oldest files, all of them LLaVA's, do not say
-    if kind not in FAMILIES:
+    if kind not in FAMILIES or FAMILIES[kind].hears != (medium == "audio"):
         raise file.error(key, f"the projector {kind!r} is not supported; {SUPPORTED}")
     return FAMILIES[kind]
 
@@ -142,8 +185,8 @@ def _layers(file: GGUF, family: Family) -> int:
     return int(layers[0])
 
 
-def _epsilon(file: GGUF) -> float:
-    key = "clip.vision.attention.layer_norm_epsilon"
+def _epsilon(file: GGUF, medium: str = "vision") -> float:
+    key = f"clip.{medium}.attention.layer_norm_epsilon"
     eps = file.metadata.number(key)
     if not 0.0 <= eps < 1.0:
         raise file.error(key, f"an epsilon of {eps}")
@@ -178,8 +221,9 @@ def _refuse_others(file: GGUF, spec: VisionSpec) -> None:
         block = name.removeprefix("v.blk.").split(".")[0]
         known = name.startswith("v.blk.") and block.isdecimal() and len(block) < 6
         beyond = known and int(block) >= spec.n_layer  # after the last one that is run
-        audio = name.startswith("mm.a.")
-        if name.startswith(("v.", "mm.")) and not (beyond or audio or name in used or name in IGNORED):
+        others = not spec.mels and name.startswith("mm.a.")  # a sound's
+        ours = name.startswith(("a.", "mm.") if spec.mels else ("v.", "mm."))
+        if ours and not (beyond or others or name in used or name in IGNORED):
             raise file.error(
                 name, f"the tensor has no place in an encoder with the projector {spec.projector!r}"
             )

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.vision.encoder import (
+    flattened,
     patch_kernel,
     plain_tensors,
     position_rows,
@@ -18,6 +19,7 @@ from stretto.vision.encoder import (
     to_windows,
     window_ends,
 )
+from stretto.vision.families import FAMILIES
 from stretto.vision.spec import Grid, VisionSpec
 from stretto.weights.gguf import GGUF
 
@@ -35,7 +37,7 @@ class ReferenceEncoder:
         self.clamps = dict(spec.clamps)
         self.weights: dict[str, Floats] = {}
         for name, tensor, rows in plain_tensors(file, spec):
-            values = tensor.dequantize()
+            values = flattened(name, tensor.dequantize())
             self.weights[name] = (
                 values.T if name in spec.transposed else values if rows is None else values[rows]
             )
@@ -43,7 +45,7 @@ class ReferenceEncoder:
 
     def embed(self, patches: Floats, grid: Grid) -> Floats:
         """[n, patches, patch_numbers] → [n, positions, n_embd]."""
-        x = self.multiply(patches, "v.patch_embd")
+        x = FAMILIES[self.spec.projector].embed(self, patches)
         if self.spec.class_token:
             first = np.broadcast_to(self.weights["v.class_embd"], (len(x), 1, self.spec.n_embd))
             x = np.concatenate((first, x), axis=1)

@@ -1,4 +1,4 @@
-"""The specification of an image encoder, as plain data. `reading.py` reads one from an `mmproj` GGUF file.
+"""The specification of an encoder, as plain data. `reading.py` reads one from an `mmproj` GGUF file.
 
 An encoder is a ViT. A block of it is
 
@@ -7,6 +7,9 @@ An encoder is a ViT. A block of it is
 
 with learned positions, or a rotation of Q and K by a patch's row and column, or both. What a projector is,
 how images are resized and what belongs around their tokens, is in `families/`, a file for each.
+
+An encoder of sounds is the same behind two convolutions over the frames of a spectrogram (`mels`): a window
+of the sound is an image of one row.
 """
 
 from __future__ import annotations
@@ -78,6 +81,8 @@ class VisionSpec:
     grid_positions: bool = False  # image tokens have rows and columns as positions in the language model
     biases: frozenset[str] = frozenset()  # the optional vectors that the file has
     clamps: tuple[tuple[str, Clamp], ...] = ()
+    mels: int = 0  # bins of the spectrogram that an encoder of sounds takes; 0: it encodes images
+    stack: int = 1  # positions in a row that become one vector, of a sound
     transposed: frozenset[str] = frozenset()  # matrices that the file has transposed
     projector_tensors: tuple[tuple[str, Shape], ...] = ()
 
@@ -88,8 +93,8 @@ class VisionSpec:
 
     @property
     def grid(self) -> Grid:
-        """The patches of an image of `image_size`: those of every image where all have one size."""
-        return self.n_side, self.n_side
+        """The patches of an image of `image_size`, or the positions of a window of sound, in one row."""
+        return (1, self.max_patches) if self.mels else (self.n_side, self.n_side)
 
     @property
     def n_patches(self) -> int:
@@ -103,8 +108,8 @@ class VisionSpec:
 
     @property
     def max_patches(self) -> int:
-        """Patches of the largest image or tile."""
-        return max(self.n_patches, self.max_tokens * self.merge**2)
+        """Patches of the largest image or tile, or positions of a window of sound."""
+        return max(self.n_patches, self.max_tokens * self.merge**2 * self.stack)
 
     @property
     def patch_numbers(self) -> int:
@@ -131,15 +136,24 @@ class VisionSpec:
         return grid[0] * grid[1] + self.class_token
 
     def count_tokens(self, grid: Grid) -> int:
-        """Vectors of an image or tile with this grid of patches."""
-        return (grid[0] // self.merge) * (grid[1] // self.merge) + self.row_ends
+        """Vectors of an image or tile with this grid of patches, or of a window of sound."""
+        return (grid[0] // self.merge) * (grid[1] // self.merge) // self.stack + self.row_ends
 
     def tensors(self) -> dict[str, Shape]:
         """The names and shapes of all tensors that are used, by the names of the file."""
         n = self.n_embd
         size = self.patch_size
         kernel: Shape = (n, self.patch_numbers) if self.flat_patches else (n, 3, size, size)
+        if self.mels:
+            kernel = n, self.mels, 3
         shapes: dict[str, Shape] = {"v.patch_embd.weight": kernel}
+        if self.mels:  # two convolutions, of which the first counts as that of patches
+            column = n, 1
+            shapes |= {
+                "v.patch_embd.bias": column,
+                "v.conv1d.2.weight": (n, n, 3),
+                "v.conv1d.2.bias": column,
+            }
         if self.two_frames:
             shapes["v.patch_embd.weight.1"] = kernel
         if self.positions:
@@ -157,7 +171,14 @@ class VisionSpec:
             shapes |= {
                 f"{name}.{end}": (1,) for end in ("input_min", "input_max", "output_min", "output_max")
             }
+        shapes = {self.file_name(name): shape for name, shape in shapes.items()}
         return shapes | dict(self.projector_tensors)
+
+    def file_name(self, name: str) -> str:
+        """The name of an encoder's tensor in the file: those of sounds begin with another letter."""
+        if not self.mels:
+            return name
+        return name.replace("v.patch_embd.", "a.conv1d.1.") if "patch_embd" in name else f"a.{name[2:]}"
 
     def _block(self, block: str) -> dict[str, Shape]:
         n, ff = self.n_embd, self.n_ff

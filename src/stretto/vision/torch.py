@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from stretto.errors import InvalidRequest
 from stretto.vision.encoder import (
+    flattened,
     from_windows,
     patch_kernel,
     plain_tensors,
@@ -68,7 +69,7 @@ class TorchEncoder:
         # Libraries, devices and precisions have bits of their own.
         self.name = f"torch {REVISION} {torch.__version__} {where}" + " high" * (precision == "high")
         self._guard, self._clamps = guard, dict(spec.clamps)
-        self._table = file.tensors[POSITIONS].dequantize() if spec.positions else None
+        self._table = file.tensors[spec.file_name(POSITIONS)].dequantize() if spec.positions else None
         self._weights: dict[str, Tensor] = {}
         self._places: tuple[Grid, Tensor | None, Rotation | None] | None = None
         with guard("loading an image encoder"):
@@ -78,7 +79,7 @@ class TorchEncoder:
         for name, tensor, rows in plain_tensors(file, self.spec):
             if name in (POSITIONS, PATCHES):
                 continue
-            values = self._upload(tensor)
+            values = flattened(name, self._upload(tensor))
             values = values.T if name in self.spec.transposed else values if rows is None else values[rows]
             self._weights[name] = values.to(self._dtype if values.ndim > 1 else torch.float32).contiguous()
             file.forget(tensor)
@@ -101,7 +102,7 @@ class TorchEncoder:
         """[n, patches, patch_numbers] → float32[n, positions, n_embd], on the device."""
         with self._guard(ENCODING):
             numbers = torch.from_numpy(np.ascontiguousarray(patches, np.float32)).to(self.device)
-            x = self.multiply(numbers, "v.patch_embd")
+            x = FAMILIES[self.spec.projector].embed(self, numbers)
             if self.spec.class_token:
                 first = self._open["v.class_embd"].expand(len(x), 1, self.spec.n_embd)
                 x = torch.cat((first, x), dim=1)

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from hashlib import sha256
 
-from stretto.cache.items import ImageLike, ImageToken, ImageVectors
-from stretto.errors import ModelError
+from stretto.audio import Audio
+from stretto.cache.items import ImageLike, ImageToken, ImageVectors, is_picture, is_sound
+from stretto.errors import InvalidRequest, ModelError
+from stretto.text.messages import INSTEAD
 from stretto.text.tokenizer import Tokenizer
 from stretto.vision.cache import ImageCache, VectorCache
 from stretto.vision.encoder import Encoder
@@ -19,9 +21,10 @@ from stretto.vision.image import Image
 from stretto.vision.queue import EncodedImage, EncodingQueue, find_grid, prepare
 from stretto.vision.spec import VisionSpec
 
-# names of an image's tokens in vocabularies
+# names of the tokens of images and sounds in vocabularies
 PLACEHOLDERS = (
     *("<image>", "<image_soft_token>", "[IMG]", "<|image_pad|>", "<IMG_CONTEXT>", "<|patch|>", "<|image|>"),
+    *("[AUDIO]", "<|AUDIO|>"),
 )
 
 
@@ -39,6 +42,7 @@ class Vision:
         cache: ImageCache | None = None,
     ) -> None:
         self.spec: VisionSpec = encoder.spec
+        self.hears = self.spec.mels > 0  # it encodes sounds, and not images
         self.encoder = encoder
         self.cache = VectorCache(cache or ImageCache(disk=0))
         self.queue = EncodingQueue(encoder, self.cache)
@@ -49,8 +53,11 @@ class Vision:
         self._placeholder = self.placeholder or tokenizer.eos_id or tokenizer.bos_id or 0
 
     def tokens(self, image: ImageLike, salt: str | None = None) -> list[int]:
-        """The tokens of an image, with the markers around them; caches know it by its pixels and its salt."""
-        prepared = prepare(Image.open(image), self.spec)
+        """The tokens of an image, with the markers around them; caches know it by its pixels and its salt.
+
+        Those of a sound, if the encoder hears.
+        """
+        prepared = prepare(self._opened(image), self.spec)
         head = f"{self.fingerprint()} {self.encoder.name}".encode()
         if salt:
             head += sha256(salt.encode("utf-8", "surrogatepass")).digest()
@@ -75,6 +82,15 @@ class Vision:
         self.queue.close()
         self.encoder.close()
         self.cache.clear(disk=False)
+
+    def _opened(self, source: ImageLike) -> Image | Audio:
+        if not self.hears:
+            if is_sound(source):
+                raise InvalidRequest(INSTEAD["audio"], param="audio")
+            return Image.open(source)
+        if is_picture(source):
+            raise InvalidRequest("this model hears sounds and sees no images; leave them out", param="images")
+        return Audio.open(source)
 
     def _part(self, image: EncodedImage, part: Part) -> list[int]:
         if isinstance(part, Text):

@@ -11,11 +11,11 @@ from typing import Any, cast
 
 from fastapi import Request
 
-from stretto import Image
+from stretto import Audio, Image
 from stretto.errors import Unsupported
 from stretto.llm import LLM
 from stretto.server.generation.generation import Generation, unless_gone
-from stretto.server.generation.images import from_base64, from_url
+from stretto.server.generation.images import from_audio, from_base64, from_url
 from stretto.server.generation.options import (
     chat_options,
     check_at_most,
@@ -24,6 +24,7 @@ from stretto.server.generation.options import (
     read_grammar,
 )
 from stretto.server.generation.requests import (
+    AudioPart,
     ChatRequest,
     ImagePart,
     Message,
@@ -42,6 +43,7 @@ from stretto.text.messages import EFFORTS, NO_EFFORT, SWITCHES
 from stretto.tools.plan import ToolPlan
 
 Prompt = Callable[[], list[int]]
+Media = dict[tuple[int, int], Image | Audio]  # by the indices of message and part
 Warn = Callable[[str, str], None]  # takes a field and what became of it
 
 
@@ -96,19 +98,26 @@ async def make_prompt(
         thinking = find_thinking(llm, think, "thinking", warn)
         thinking |= find_thinking(llm, body.reasoning_effort, "reasoning_effort", warn)
     arguments = thinking | fit_arguments(llm, body.chat_template_kwargs or {}, warn)
-    urls = {
-        (i, j): part.image_url.url
+    parts = {
+        (i, j): part
         for i, message in enumerate(body.messages)
         if isinstance(message.content, list)
         for j, part in enumerate(message.content)
-        if isinstance(part, ImagePart)
+        if not isinstance(part, TextPart)
     }
-    take_images(generation, len(urls), "messages")
-    images = {}
-    for (i, j), url in urls.items():
-        param = f"messages[{i}].content[{j}].image_url.url"
-        images[i, j] = await from_url(url, param, settings)
-    messages = [as_message(message, index, images) for index, message in enumerate(body.messages)]
+    n_sounds = sum(isinstance(part, AudioPart) for part in parts.values())
+    take_images(generation, len(parts) - n_sounds, "messages", n_sounds)
+    media: Media = {}
+    seconds = 0.0
+    for (i, j), part in parts.items():
+        param = f"messages[{i}].content[{j}].{part.type}"
+        if isinstance(part, ImagePart):
+            media[i, j] = await from_url(part.image_url.url, f"{param}.url", settings)
+        else:
+            left = settings.limits.audio_seconds - seconds
+            sound = media[i, j] = await from_audio(part.input_audio.data, f"{param}.data", settings, left)
+            seconds += sound.seconds
+    messages = [as_message(message, index, media) for index, message in enumerate(body.messages)]
     name_answers(messages)
     return render_prompt(generation, messages, settings, plan, arguments, **_ending(body))
 
@@ -161,12 +170,21 @@ def fit_arguments(llm: LLM, arguments: dict[str, Any], warn: Warn) -> dict[str, 
     return found
 
 
-def take_images(generation: Generation, n: int, param: str) -> None:
-    """Refuse images before any is decoded: too many, or for a model without an image encoder."""
-    if n and generation.lease.llm.vision is None:
+def take_images(generation: Generation, n: int, param: str, n_sounds: int = 0) -> None:
+    """Refuse images and sounds before any is decoded: too many, or for a model without their encoder."""
+    vision = generation.lease.llm.vision
+    if n_sounds and (vision is None or not vision.hears):
+        raise unsupported(
+            f"{param}: input_audio is not supported by this model, which was loaded without a --vision file "
+            "that hears; /v1/audio/transcriptions writes down what is said",
+            param,
+        )
+    if n and vision is None:
         raise unsupported("images are not supported by this model: it was loaded without --vision", param)
-    check_at_most("images", n, generation.limits.images)
-    generation.take_images(n)
+    if n and vision is not None and vision.hears:
+        raise unsupported("images are not supported by this model, which hears sounds", param)
+    check_at_most("sounds" if n_sounds else "images", n + n_sounds, generation.limits.images)
+    generation.take_images(n + n_sounds)
 
 
 def render_prompt(
@@ -191,15 +209,15 @@ def render_prompt(
     )
 
 
-def as_message(message: Message, index: int, images: dict[tuple[int, int], Image]) -> dict[str, Any]:
+def as_message(message: Message, index: int, media: Media) -> dict[str, Any]:
     """A message as templates take it: without the fields that were not given."""
     fields: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
     content: str | list[Any] | None
     if not isinstance(message.content, list):
         content = message.content
-    elif any(isinstance(part, ImagePart) for part in message.content):
+    elif any(not isinstance(part, TextPart) for part in message.content):
         content = [
-            part.model_dump() if isinstance(part, TextPart) else images[index, j]
+            part.model_dump() if isinstance(part, TextPart) else media[index, j]
             for j, part in enumerate(message.content)
         ]
     else:
@@ -249,14 +267,16 @@ async def ollama_prompt(
 
 
 def _texts(messages: list[dict[str, Any]]) -> list[str]:
-    """The texts of all messages, without images."""
+    """The texts of all messages, without images and sounds."""
     texts: list[str] = []
     for message in messages:
         content = message.get("content") or ""
         parts = [content] if isinstance(content, str) else content
         texts.append(message.get("reasoning_content") or "")
         texts += [
-            part if isinstance(part, str) else part["text"] for part in parts if not isinstance(part, Image)
+            part if isinstance(part, str) else part["text"]
+            for part in parts
+            if not isinstance(part, (Image, Audio))
         ]
     return texts
 

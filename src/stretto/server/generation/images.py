@@ -1,4 +1,4 @@
-"""Images in requests: from `data:` URLs, and from the network if the operator allows that.
+"""Images and sounds in requests: from `data:` URLs, and from the network if the operator allows that.
 
 Against server-side request forgery a name is resolved first, all its addresses must be public, and the
 connection goes to the checked address, so DNS rebinding changes nothing. Redirects are followed the same way,
@@ -21,10 +21,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import closing, suppress
+from functools import partial
 from typing import TypeVar
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from stretto import Image
+from stretto import Audio, Image
+from stretto.audio.clip import decode_base64
 from stretto.server.http.errors import ApiError, blame_field, field_error, unsupported
 from stretto.server.settings import RequestLimits, Settings
 from stretto.vision.apart import DecodingPool
@@ -39,6 +41,7 @@ DECODE_THREADS = ThreadPoolExecutor(2 * N_DECODERS, "stretto-decode")
 DECODERS = DecodingPool(N_DECODERS)
 
 Source = TypeVar("Source", str, bytes)
+Medium = TypeVar("Medium", Image, Audio)
 
 
 async def from_url(url: str, param: str, settings: Settings) -> Image:
@@ -62,9 +65,19 @@ async def from_base64(text: str, param: str, settings: Settings) -> Image:
     return await _in_pool(_decoded, text, param, settings.limits)
 
 
+async def from_audio(text: str, param: str, settings: Settings, max_seconds: float) -> Audio:
+    """A sound of at most so many seconds, in base64 as OpenAI's clients send it."""
+    return await _in_pool(partial(_heard, max_seconds=max_seconds), text, param, settings.limits)
+
+
+def _heard(text: str, param: str, limits: RequestLimits, max_seconds: float) -> Audio:
+    with blame_field(param, "invalid_audio"):
+        return Audio.open(decode_base64(text), max_seconds=max_seconds)
+
+
 async def _in_pool(
-    work: Callable[[Source, str, RequestLimits], Image], source: Source, param: str, limits: RequestLimits
-) -> Image:
+    work: Callable[[Source, str, RequestLimits], Medium], source: Source, param: str, limits: RequestLimits
+) -> Medium:
     """Run in the threads that wait for decoders: texts need those of the event loop."""
     return await asyncio.get_running_loop().run_in_executor(DECODE_THREADS, work, source, param, limits)
 

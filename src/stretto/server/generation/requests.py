@@ -166,7 +166,21 @@ class ImagePart(Body):
     ]
 
 
-Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+class InputAudio(Body):
+    """A sound: a file in base64. Its kind is seen from its bytes."""
+
+    data: Annotated[str, Field(min_length=1, max_length=1 << 26)]
+    format: Literal["wav", "mp3", "flac", "ogg", "opus", "aiff"] | None = None
+
+
+class AudioPart(Body):
+    """A sound of a message."""
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+Part = Annotated[TextPart | ImagePart | AudioPart, Field(discriminator="type")]
 
 
 class FunctionCall(Body):

@@ -17,7 +17,7 @@ from stretto.errors import InvalidRequest, ModelError
 from stretto.llm import LLM
 from stretto.llm.base import EngineModel
 from stretto.loading.choose import check_download
-from stretto.loading.images import find_encoder
+from stretto.loading.images import find_encoder, is_hearing
 from stretto.models import ModelSpec, read_spec
 from stretto.models.summary import make_target, model_memory
 from stretto.server.settings import ModelEntry, Settings
@@ -125,6 +125,7 @@ def list_capabilities(served: ServedModel) -> list[str]:
         "embedding": "embed" in verbs,
         "tools": generates and "tools" in facts["template"],
         "vision": facts["vision"],
+        "audio": facts["audio"],
         "thinking": generates and find_format(facts["template"]) is not None,
         "insert": served.llm is not None and generates and can_infill(served.llm.tokenizer),
     }
@@ -160,6 +161,7 @@ def _make_task_model(entry: ModelEntry, limit: int) -> ServedModel:
         "template": "",
         "license": packaged.license if packaged else "",
         "vision": False,
+        "audio": False,
         "verbs": packaged.verbs if packaged else (),
         "memory": {"weights": TASK_FACTOR * nbytes, "working": WORKING_BYTES},
     }
@@ -192,7 +194,8 @@ def _make_file_model(entry: ModelEntry, settings: Settings, limit: int) -> Serve
     if entry.vision is not None:
         with GGUF(find_encoder(entry.vision)) as file:
             encoder_bytes = memory(file).packed_bytes
-    facts["vision"] = entry.vision is not None
+    facts["audio"] = entry.vision is not None and is_hearing(entry.vision)
+    facts["vision"] = entry.vision is not None and not facts["audio"]
     repack = settings.repack
     need = needs.packed_bytes + encoder_bytes + adapter_bytes + cache + WORKING_BYTES
     if repack is False or (repack == "auto" and need > limit and settings.device != "cuda"):

@@ -135,7 +135,7 @@ async def props(request: Request, model: OptionalName = None) -> Response:
         "total_slots": state.settings.max_running,
         "model_alias": served.name,
         "model_path": served.path.name,
-        "modalities": {"vision": served.facts["vision"], "audio": False},
+        "modalities": {"vision": served.facts["vision"], "audio": served.facts["audio"]},
         "chat_template": served.facts["template"],
         "build_info": FINGERPRINT,
         "is_sleeping": served.llm is None,

@@ -408,7 +408,7 @@ def _model(name: str, served: ServedModel, settings: Settings) -> dict[str, Any]
 def _for_llama(name: str, served: ServedModel) -> dict[str, Any]:
     """A model as llama-server's clients read it, which look for what it can do."""
     able = list_capabilities(served)
-    if "vision" in able:
+    if "vision" in able or "audio" in able:
         able.append("multimodal")
     return {"name": name, "model": name, "type": "model", "capabilities": able}
 

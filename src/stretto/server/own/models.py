@@ -54,7 +54,7 @@ PARTS = (
 def describe_model(served: ServedModel, settings: Settings, with_source: bool) -> dict[str, Any]:
     """A model of the list; where it comes from is for administrators."""
     facts, llm = served.facts, served.llm
-    route = getattr(llm, "route", None)
+    route, encoder = getattr(llm, "route", None), getattr(llm, "vision", None)
     backend = getattr(getattr(llm, "backend", None), "name", None)
     defaults = {**getattr(llm, "defaults", {}), **settings.defaults}
     return {
@@ -71,7 +71,8 @@ def describe_model(served: ServedModel, settings: Settings, with_source: bool) -
         "parameters": facts["parameters"],
         "formats": facts["formats"],
         "context_length": find_context_length(served, settings),
-        "vision": llm.vision is not None if isinstance(llm, LLM) else facts["vision"],
+        "vision": encoder is not None and not encoder.hears if isinstance(llm, LLM) else facts["vision"],
+        "audio": encoder is not None and encoder.hears if isinstance(llm, LLM) else facts["audio"],
         "template": llm.has_template if isinstance(llm, LLM) else bool(facts["template"]),
         "thinking": find_format(facts["template"]) is not None,
         "defaults": {name: value for name, value in defaults.items() if isinstance(value, (int, float))},

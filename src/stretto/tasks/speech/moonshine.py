@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.audio.sound import RATE
 from stretto.backends.onnx_session import OnnxSession, open_session
 from stretto.errors import ModelError
 from stretto.tasks.model import Source
 from stretto.tasks.results import Segment
-from stretto.tasks.speech.sound import RATE
 from stretto.tasks.speech.transcriber import VOICE, Transcriber
 from stretto.tasks.speech.voice import Samples
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from stretto.audio.sound import RATE, Sound, open_sound
 from stretto.backends.onnx_session import OnnxSession
 from stretto.errors import InvalidRequest
 from stretto.tasks.model import Source, TaskModel, each
 from stretto.tasks.results import Segment, Transcript
-from stretto.tasks.speech.sound import RATE, Sound, open_sound
 from stretto.tasks.speech.voice import Piece, Rules, Samples, Voice, cut_speech
 
 VOICE = "silero_vad_16k_sequence.onnx"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.audio.sound import RATE
 from stretto.backends.onnx_session import OnnxSession
-from stretto.tasks.speech.sound import RATE
 
 Samples = NDArray[np.float32]
 

@@ -12,18 +12,18 @@ import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.audio.mel import FRAMES, HOP, log_mel, log_mels
+from stretto.audio.sound import RATE
 from stretto.backends.onnx_session import open_session
 from stretto.errors import ModelError
 from stretto.tasks.model import Source
 from stretto.tasks.results import Segment
-from stretto.tasks.speech.sound import RATE
 from stretto.tasks.speech.transcriber import VOICE, Transcriber
 from stretto.tasks.speech.voice import Samples
 from stretto.text.bpe import ALPHABET
@@ -31,57 +31,6 @@ from stretto.weights.torch_file import read_torch
 
 Floats = NDArray[np.float32]
 Weights = Mapping[str, Floats]
-
-# What the model hears: the logarithm of a mel spectrogram of 30 seconds.
-
-WINDOW_SECONDS = 30
-_FFT, _HOP = 400, 160
-_FRAMES = WINDOW_SECONDS * RATE // _HOP
-
-
-@lru_cache
-def mel_filters(count: int) -> Floats:
-    """float32[count, 201]: triangles over frequencies, evenly spaced on Slaney's mel scale, of equal area."""
-
-    def to_hertz(mel: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.where(mel < 15, mel * 200 / 3, 1000 * np.exp((mel - 15) * np.log(6.4) / 27))
-
-    most = 15 + 27 * np.log(RATE / 2 / 1000) / np.log(6.4)
-    edges = to_hertz(np.linspace(0, most, count + 2))
-    bins = np.fft.rfftfreq(_FFT, 1 / RATE)
-    slopes = (bins[None] - edges[:, None]) / np.maximum(np.diff(edges, append=np.inf), 1e-9)[:, None]
-    rising, falling = slopes[:-2], 1 - slopes[1:-1]
-    triangles = np.maximum(0, np.minimum(rising, falling))
-    made: Floats = (triangles * (2 / (edges[2:] - edges[:-2]))[:, None]).astype(np.float32)
-    return made
-
-
-def log_mel(samples: Samples, count: int) -> Floats:
-    """float32[count, 3000] of at most 30 seconds of sound, with silence behind them."""
-    padded = np.zeros(WINDOW_SECONDS * RATE, np.float32)
-    padded[: len(samples)] = samples[: len(padded)]
-    return _log_mels(np.pad(padded, _FFT // 2, mode="reflect"), count)
-
-
-def log_mels(samples: Samples, count: int) -> Floats:
-    """float32[count, n] of a sound of any length, with silence behind it: a column each 10 ms."""
-    around = np.pad(samples, (_FFT // 2, 0), mode="reflect")
-    return _log_mels(np.pad(around, (0, _FFT // 2)), count)
-
-
-def _log_mels(around: Samples, count: int) -> Floats:
-    """float32[count, n] of samples with half a frame more at both ends."""
-    frames = np.lib.stride_tricks.sliding_window_view(around, _FFT)[::_HOP]
-    frames = frames[: (len(around) - _FFT) // _HOP]
-    window = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(_FFT) / _FFT)).astype(np.float32)
-    mels = np.empty((count, len(frames)), np.float32)
-    for start in range(0, len(frames), _FRAMES):
-        power = np.abs(np.fft.rfft(frames[start : start + _FRAMES] * window, axis=1)) ** 2
-        heard = mel_filters(count) @ power.T.astype(np.float32)
-        mels[:, start : start + _FRAMES] = np.log10(np.maximum(heard, 1e-10))
-    made: Floats = ((np.maximum(mels, mels.max(initial=-10) - 8) + 4) / 4).astype(np.float32)
-    return made
-
 
 # The transformer: an encoder of what is heard, and a decoder with a KV cache.
 
@@ -404,14 +353,14 @@ class Whisper(Transcriber):
         """Window after window: each begins where the last whole segment of the one before ended."""
         mels, found, start = log_mels(samples, self._model.n_mels), list[Segment](), 0
         while start < mels.shape[1]:
-            window = mels[:, start : start + _FRAMES]
+            window = mels[:, start : start + FRAMES]
             n = window.shape[1]
-            heard = self._hear(np.pad(window, ((0, 0), (0, _FRAMES - n))), language)
+            heard = self._hear(np.pad(window, ((0, 0), (0, FRAMES - n))), language)
             language = heard.language
             said, step = self._whole_segments(heard.said, n)
             if not heard.is_silent:
-                seconds = start * _HOP / RATE
-                for one in self._cut(said, n * _HOP / RATE):
+                seconds = start * HOP / RATE
+                for one in self._cut(said, n * HOP / RATE):
                     found.append(Segment(seconds + one.start, seconds + one.end, one.text))
             start += n if heard.is_silent else step
         return language or "en", found
@@ -424,7 +373,7 @@ class Whisper(Transcriber):
         if not pairs or ends_alone:  # one segment, or nothing is said behind the last
             return said, n
         last = said[pairs[-1] - 1] - first
-        return said[: pairs[-1]], max(1, round(last * _STEP_SECONDS * RATE / _HOP))
+        return said[: pairs[-1]], max(1, round(last * _STEP_SECONDS * RATE / HOP))
 
     def _hear(self, mels: Floats, language: str | None) -> Heard:
         """What is said in a window float32[mels, 3000], greedily."""

@@ -10,12 +10,13 @@ from stretto.vision.families.llava import Llava
 from stretto.vision.families.pixtral import Pixtral
 from stretto.vision.families.qwen2vl import Qwen2VL, Qwen25VL
 from stretto.vision.families.qwen3vl import Qwen3VL
+from stretto.vision.families.whisper import Qwen2Audio, Voxtral
 
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         *(Llava(), Idefics3(), Gemma3(), Pixtral(), Qwen2VL(), Qwen25VL(), Qwen3VL(), InternVL()),
-        *(Gemma4(), Llama4()),
+        *(Gemma4(), Llama4(), Voxtral(), Qwen2Audio()),
     )
 }
 

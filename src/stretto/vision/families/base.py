@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,12 @@ from stretto.weights.gguf import GGUF
 
 @dataclass(frozen=True)
 class Prepared:
-    """An image as an encoder takes it: its tiles, in a grid; one that was not split has no rows."""
+    """An image as an encoder takes it: its tiles, in a grid; one that was not split has no rows.
 
-    tiles: Pixels  # uint8[n, height, width, 3]
+    The tiles of a sound are windows of its spectrogram.
+    """
+
+    tiles: NDArray[Any]  # uint8[n, height, width, 3], or float32[n, frames, mels]
     rows: int = 0
     columns: int = 0
     margins: tuple[int, int] = (0, 0)  # patches at each end of columns and rows that show none of the image
@@ -125,14 +128,19 @@ class Family:
 
     name: ClassVar[str]
     any_size: ClassVar[bool] = False  # images keep their shape and need not have `image_size`
+    hears: ClassVar[bool] = False  # it encodes sounds
 
     def read(self, file: GGUF, spec: VisionSpec) -> VisionSpec:
         """The spec with what only this family's files say."""
         raise NotImplementedError
 
-    def prepare(self, pixels: Pixels, spec: VisionSpec) -> Prepared:
-        """An image as its encoder takes it, in tiles of one size."""
+    def prepare(self, pixels: Any, spec: VisionSpec) -> Prepared:
+        """An image, or the samples of a sound, as its encoder takes it, in tiles of one size."""
         raise NotImplementedError
+
+    def embed(self, run: Operations, patches: Floats) -> Floats:
+        """[n, patches, patch_numbers] → [n, patches, n_embd], without positions."""
+        return run.multiply(patches, "v.patch_embd")
 
     def project(self, run: Operations, x: Floats, grid: Grid) -> Floats:
         """[n, patches, n_embd] → [n, tokens, n_out], behind the last norm."""

@@ -8,9 +8,9 @@ import wave
 import numpy as np
 import pytest
 
+from stretto.audio import sound
+from stretto.audio.sound import Resampler, open_sound, open_wav
 from stretto.errors import InvalidRequest
-from stretto.tasks.speech import sound
-from stretto.tasks.speech.sound import Resampler, open_sound, open_wav
 
 RAMP = np.linspace(-1, 0.99, 200).astype(np.float32)
 
