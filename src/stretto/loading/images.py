@@ -23,13 +23,14 @@ from stretto.vision.reference import ReferenceEncoder
 from stretto.vision.spec import VisionSpec
 from stretto.vision.vision import Vision
 from stretto.weights import hub
+from stretto.weights.folder import open_encoder
 from stretto.weights.gguf import GGUF
 
 BUNDLED_ENCODERS = {"sketch": Path(vision.__path__[0]) / "sketch.gguf"}
 
 
 def find_encoder(name: Model) -> Path:
-    """The `mmproj` file of an encoder, downloaded if necessary."""
+    """The `mmproj` file of an encoder, or the folder of its model, downloaded if necessary."""
     return BUNDLED_ENCODERS.get(str(name)) or hub.resolve(name)
 
 
@@ -41,14 +42,14 @@ def is_hearing(name: Model) -> bool:
 
 @dataclass(frozen=True)
 class ImageEncoder:
-    """The file of an encoder, and the cache of the images that it encodes."""
+    """The file or folder of an encoder, and the cache of the images that it encodes."""
 
     path: Path
     cache: ImageCache
 
     def nbytes(self, precision: str) -> int:
         """The bytes that it takes on a GPU: its weights, and the largest image while it is encoded."""
-        with GGUF(self.path) as file:
+        with open_encoder(self.path) as file:
             spec = read_vision_spec(file)
             numbers = sum(prod(shape) for shape in spec.tensors().values())
         rows = spec.max_patches * (2 * spec.n_ff + 8 * spec.n_embd)
@@ -56,7 +57,7 @@ class ImageEncoder:
 
     def open(self, spec: ModelSpec, tokenizer: Tokenizer, route: Route, setup: BackendOptions) -> Vision:
         """Open it for a language model; `ModelError` if they do not belong together."""
-        with GGUF(self.path) as file:
+        with open_encoder(self.path) as file:
             vision_spec = read_vision_spec(file)
             check_pair(vision_spec, spec, file.path)
             if spec.windowed_images:

@@ -28,12 +28,16 @@ CONFIG = "config.json"
 
 
 class Folder(GGUF):
-    """An open folder, as a GGUF file: `metadata`, `tensors`, `nbytes`, `files`."""
+    """An open folder, as a GGUF file: `metadata`, `tensors`, `nbytes`, `files`.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    `images`: as the `mmproj` file of its image encoder, instead of its language model's file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, images: bool = False) -> None:
         from stretto.weights.folders import convert
         from stretto.weights.folders.pooling import dense_modules, sentence_keys
         from stretto.weights.folders.stored import open_shards
+        from stretto.weights.folders.towers import convert_tower
         from stretto.weights.metadata import make_metadata
 
         self.path = Path(path)
@@ -46,12 +50,13 @@ class Folder(GGUF):
         self._config_bytes = read_bytes(self.path / CONFIG)
         self._shards: list[Shard] = open_shards(self.path)
         self.version, self.alignment = 3, 32
-        found = convert(config, self._shards, self.path)
+        found = (convert_tower if images else convert)(config, self._shards, self.path)
         values: dict[str, Any] = {"general.architecture": found.arch, "general.name": self.path.name}
         values |= {f"{found.arch}.{key}": value for key, value in found.keys.items()}
         values |= found.bare_keys
-        sentence_keys(self.path, found.arch, values)
-        self._shards += dense_modules(self.path, found)
+        if not images:
+            sentence_keys(self.path, found.arch, values)
+            self._shards += dense_modules(self.path, found)
         self.metadata = make_metadata(values, self.path)
         self.tensors = found.tensors
         self._kept = found.kept
@@ -107,3 +112,8 @@ class Folder(GGUF):
 def open_weights(path: str | os.PathLike[str]) -> GGUF:
     """A GGUF file, or a folder in the form of one."""
     return Folder(path) if Path(path).is_dir() else GGUF(path)
+
+
+def open_encoder(path: str | os.PathLike[str]) -> GGUF:
+    """An `mmproj` file, or the image encoder of a folder in the form of one."""
+    return Folder(path, images=True) if Path(path).is_dir() else GGUF(path)

@@ -25,8 +25,7 @@ from stretto.text.infill import can_infill
 from stretto.text.reasoning import find_format
 from stretto.weights import hub
 from stretto.weights.adapters import read_adapter
-from stretto.weights.folder import open_weights
-from stretto.weights.gguf import GGUF
+from stretto.weights.folder import open_encoder, open_weights
 from stretto.weights.hub import is_task
 from stretto.weights.memory import memory
 
@@ -192,7 +191,7 @@ def _make_file_model(entry: ModelEntry, settings: Settings, limit: int) -> Serve
         raise ModelError("its metadata do not say how large its cache is", path=path)
     encoder_bytes = 0
     if entry.vision is not None:
-        with GGUF(find_encoder(entry.vision)) as file:
+        with open_encoder(find_encoder(entry.vision)) as file:
             encoder_bytes = memory(file).packed_bytes
     facts["audio"] = entry.vision is not None and is_hearing(entry.vision)
     facts["vision"] = entry.vision is not None and not facts["audio"]

@@ -27,7 +27,9 @@ QWEN35 = DEFAULTS["qwen35"]
 WINDOW = {"sliding_window": 4096}  # of Mistral, and of Qwen with use_sliding_window
 
 
-PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
+PREFIXES = (
+    *("model.language_model.", "language_model.model.", "language_model.", "model.text_model.", "model."),
+)
 SILU = ("silu", "swish")
 GELU = ("gelu", "gelu_new", "gelu_pytorch_tanh")  # all of these files mean the last
 
@@ -121,6 +123,10 @@ KINDS: dict[str, Kind] = {
     "phi3": Kind("phi3", llama.phi3),
     "phimoe": Kind("phimoe", experts.phimoe),
     "qwen2": Kind("qwen2", llama.qwen, defaults=WINDOW),
+    "qwen2_vl": Kind("qwen2vl", llama.qwen2vl, defaults=WINDOW),
+    "qwen2_vl_text": Kind("qwen2vl", llama.qwen2vl, defaults=WINDOW),
+    "qwen2_5_vl": Kind("qwen2vl", llama.qwen2vl, defaults=WINDOW),
+    "qwen2_5_vl_text": Kind("qwen2vl", llama.qwen2vl, defaults=WINDOW),
     "qwen2_moe": Kind("qwen2moe", experts.qwen2moe),
     "qwen3": Kind("qwen3", llama.qwen, defaults=WINDOW),
     "qwen3_5_moe_text": Kind("qwen35moe", hybrids.qwen35, defaults=QWEN35),

@@ -25,8 +25,9 @@ MAX_EXPERTS = 4096
 # Tensors that are computed from the configuration, or that belong to parts that are not run.
 UNUSED = (
     r"rotary_emb\..*|rotary_pos_emb\..*|.*\.rotary_emb\.inv_freq|.*\.masked_bias|.*position_ids|"
-    r"mtp\..*|.*\.(?:k|v|input|output|q)_scale|"
-    r"(?:model\.)?(?:vision_tower|vision_model|visual|multi_modal_projector|embed_vision|embed_audio|audio_tower)\..*"
+    r"mtp\..*|(?:model\.)?image_newline|.*\.(?:k|v|input|output|q)_scale|"
+    r"(?:model\.)?(?:vision_tower|vision_model|visual|multi_modal_projector|connector)\..*|"
+    r"(?:model\.)?(?:embed_vision|embed_audio|audio_tower)\..*"
 )
 KINDS = ("weight", "bias")
 
@@ -41,9 +42,12 @@ class Conversion:
     """The metadata and the tensors of one model. `config` is that of its language model.
 
     `keys` get the architecture in front of their names; `tables` say which modules of a layer become what.
+    Tensors whose names match `unused` may be left over.
     """
 
-    def __init__(self, arch: str, config: Fields, sources: Sources, folder: Path) -> None:
+    def __init__(
+        self, arch: str, config: Fields, sources: Sources, folder: Path, unused: str = UNUSED
+    ) -> None:
         self.arch = arch
         self.config = config
         self.folder = folder
@@ -52,7 +56,7 @@ class Conversion:
         self.tensors: dict[str, Tensor] = {}
         self._sources = sources
         self._taken: set[str] = set()
-        self._ignored: list[str] = [UNUSED]
+        self._ignored: list[str] = [unused]
 
     # -- the source --
 
@@ -135,12 +139,13 @@ class Conversion:
         layer: str = "layers.{}.",
         count: int | None = None,
         weight_ops: Mapping[str, Op] | None = None,
+        prefix: str = "blk.",
     ) -> None:
         """Take the modules of all layers: `names` maps those of the folder to those of a GGUF file."""
         for i in range(self.n_layer if count is None else count):
             for source, target in names.items():
                 op, weight_op = (ops or {}).get(target), (weight_ops or {}).get(target)
-                self.take_module(f"blk.{i}.{target}", layer.format(i) + source, op, weight_op)
+                self.take_module(f"{prefix}{i}.{target}", layer.format(i) + source, op, weight_op)
 
     def number(self, source: str) -> float:
         """The only number of a tensor of the folder, for a key of the metadata."""

@@ -114,15 +114,26 @@ def qwen(conversion: Conversion) -> None:
     set_windows(conversion, config.integer("sliding_window", 0), pattern)
 
 
+def qwen2vl(conversion: Conversion) -> None:
+    """The language model of Qwen2-VL and Qwen2.5-VL: positions in three dimensions."""
+    qwen(conversion)
+    _sections(conversion, [16, 24, 24])
+
+
 def qwen3vl(conversion: Conversion) -> None:
     """The language model of Qwen3-VL: positions in three dimensions, image features in its first layers."""
-    config, keys = conversion.config, conversion.keys
     plain_decoder(conversion)
-    sections = rope_fields(config).list("mrope_section", [24, 20, 20])
+    _sections(conversion, [24, 20, 20])
+    taps = conversion.config.list("deepstack_visual_indexes", [])
+    conversion.keys["n_deepstack_layers"] = len(taps)
+
+
+def _sections(conversion: Conversion, usual: list[int]) -> None:
+    """Set how many pairs of the rope each axis of positions has."""
+    sections = rope_fields(conversion.config).list("mrope_section", usual)
     if len(sections) != 3 or not all(type(one) is int and one >= 0 for one in sections):
-        raise config.error("mrope_section", "must be three counts")
-    keys["rope.dimension_sections"] = [*sections, 0]
-    keys["n_deepstack_layers"] = len(config.list("deepstack_visual_indexes", []))
+        raise conversion.config.error("mrope_section", "must be three counts")
+    conversion.keys["rope.dimension_sections"] = [*sections, 0]
 
 
 def ministral3(conversion: Conversion) -> None:

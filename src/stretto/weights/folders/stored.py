@@ -12,10 +12,10 @@ from stretto.weights.files import MAX_PARTS
 from stretto.weights.folders import quantised
 from stretto.weights.formats import Format
 from stretto.weights.json_file import read_object
-from stretto.weights.parser import MAX_DIMENSIONS
 from stretto.weights.safetensors import Shard, Stored
 from stretto.weights.tensor import Kept, MadeTensor, Op, Tensor
 
+MAX_DIMENSIONS = 5  # of a kernel over two frames
 FORMATS = {"F32": Format.F32, "F16": Format.F16, "BF16": Format.BF16}
 _COPY = Op(lambda array: array, lambda shape: shape, whole_rows=True)
 
