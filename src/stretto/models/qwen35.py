@@ -30,7 +30,7 @@ def read_sections(keys: Keys, pairs: int) -> list[int]:
     if not 3 <= len(sections) <= 4 or not all(type(n) is int and 0 <= n <= pairs for n in sections):
         counts = f"counts of at most {pairs} pairs for time, row and column are needed"
         raise keys.error("rope.dimension_sections", f"{sections}; {counts}")
-    return sections[:3]
+    return [int(n) for n in sections[:3]]
 
 
 def interleaved(sections: list[int], pairs: int) -> tuple[int, ...]:

@@ -82,8 +82,9 @@ def projected(encoder: Encoder, x: Floats, grid: Grid, taps: Sequence[Floats]) -
     x = from_windows(x, spec, grid)
     vectors = FAMILIES[spec.projector].project(encoder, x, grid)
     if spec.row_ends:
-        end = np.broadcast_to(encoder.vector(ROW_END), (len(vectors), 1, spec.n_out))
-        vectors = np.concatenate((vectors, end), axis=1)
+        end = encoder.vector(ROW_END)
+        assert end is not None
+        vectors = np.concatenate((vectors, np.broadcast_to(end, (len(vectors), 1, spec.n_out))), axis=1)
     return np.concatenate((vectors, *taps), axis=-1) if taps else vectors
 
 

@@ -185,7 +185,7 @@ class TorchEncoder:
             q, k = turn(q), turn(k)
         heads = (part.to(self._dtype).transpose(1, 2) for part in (q, k, v))
         sizes = np.diff(windows, prepend=0).tolist()
-        parts = zip(*(part.split(sizes, dim=2) for part in _computed(*heads)), strict=True)
+        parts = zip(*(part.split(sizes, dim=2) for part in map(_computable, heads)), strict=True)
         mixed = torch.cat(
             [functional.scaled_dot_product_attention(*part, scale=spec.scale) for part in parts], dim=2
         )
@@ -242,12 +242,13 @@ class Rotation:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return functional.linear(*_computed(x, weight, bias)).to(x.dtype)
+    bias = None if bias is None else _computable(bias)
+    return functional.linear(_computable(x), _computable(weight), bias).to(x.dtype)
 
 
-def _computed(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The operands of a product: on a CPU, which may lack bfloat16, the same numbers in float32."""
-    return tuple(None if t is None else t if t.is_cuda else t.float() for t in tensors)
+def _computable(operand: Tensor) -> Tensor:
+    """An operand of a product: on a CPU, which may lack bfloat16, the same numbers in float32."""
+    return operand if operand.is_cuda else operand.float()
 
 
 def _by_image(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
