@@ -10,6 +10,7 @@ import pytest
 from serving import HELLO, endless, mock, serving, until, visiting
 from stretto import LLM
 from stretto.backends.native import NativeBackend
+from stretto.errors import CacheFull
 from stretto.server.settings import RequestLimits
 from stretto.testing import byte_tokenizer, mock_llm
 from tiny_models import tiny_file, tiny_spec
@@ -272,6 +273,15 @@ def test_a_closed_sequence_frees_its_cells(both, small):
     assert small.delete(f"/v1/sequences/{name}").json() == {"id": name, "object": "sequence", "closed": True}
     assert server.llm().cache.stats().held == 0
     assert small.delete(f"/v1/sequences/{name}").status_code == 404
+
+
+def test_a_sequence_that_cannot_be_computed_is_closed(both, small, monkeypatch):
+    async def fail(self, sequences):
+        raise CacheFull("the cache is full", n_needed=44, n_free=0)
+
+    monkeypatch.setattr(LLM, "alogits", fail)
+    assert ask(small, "", 429, prompt=TEXT, compute=True)["code"] == "cache_full"
+    assert small.get("/v1/sequences").json()["data"] == []
 
 
 def test_sequences_are_counted():
