@@ -9,12 +9,14 @@ from stretto.backends.base import host_rows
 from stretto.backends.batch import Batch, Decoding
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache.cells import Cells
+from stretto.errors import Unsupported
 from stretto.models.feed_forward import Experts
 from tiny_models import answer, text_batch, text_logits, tiny_file, tiny_spec, with_mixers
 from torch_backends import (
     EVERY,
     INTERPRETED,
     MODELS,
+    REFUSED,
     in_pieces,
     near,
     not_interpreted,
@@ -46,6 +48,12 @@ def reference(name, spec=None):
 def test_logits_in_float32(name):
     tokens = tokens_of(name)
     near(text_logits(torch_backend(name), tokens), text_logits(reference(name), tokens))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_layers_that_it_lacks_are_named(name):
+    with pytest.raises(Unsupported, match="device='cpu' has"):
+        text_logits(torch_backend(name), tokens_of(name))
 
 
 @not_interpreted  # it has no bfloat16
