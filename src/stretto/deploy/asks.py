@@ -32,7 +32,7 @@ from stretto.server.generation.chat import (
     name_answers,
     replace_functions,
 )
-from stretto.server.generation.requests import ChatRequest, ImagePart
+from stretto.server.generation.requests import ChatRequest, TextPart
 from stretto.server.openai import responses_request
 from stretto.server.openai.responses_request import ResponseRequest
 from stretto.text.loading import load_gguf_template, load_gguf_tokenizer
@@ -75,7 +75,9 @@ class TextModel:
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         self.tokenizer = _Remembering(tokenizer)
         self._template = template
-        self._engine = cast(Engine, SimpleNamespace(tokenizer=self.tokenizer))
+        self._engine = cast(
+            Engine, SimpleNamespace(tokenizer=self.tokenizer, runner=SimpleNamespace(images=None))
+        )
 
     @classmethod
     def open(cls, path: str | Path) -> TextModel:
@@ -85,7 +87,7 @@ class TextModel:
             return cls(tokenizer, load_gguf_template(file, tokenizer))
 
     def tokens(self, body: Body) -> list[int]:
-        """The ids of the prompt, up to its first image or as far as there is time for.
+        """The ids of the prompt, up to its first image or sound, or as far as there is time for.
 
         Raises if there is no such prompt.
         """
@@ -150,7 +152,9 @@ class TextModel:
             ending["add_generation_prompt"] = False
         told = body.messages
         for at, message in enumerate(told):
-            if isinstance(message.content, list) and any(isinstance(p, ImagePart) for p in message.content):
+            if isinstance(message.content, list) and any(
+                not isinstance(p, TextPart) for p in message.content
+            ):
                 told, ending = told[:at], {"add_generation_prompt": False}
                 break
         is_whole = len(told) == len(body.messages)
