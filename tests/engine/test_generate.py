@@ -571,7 +571,7 @@ def test_bad_prompts(prompt):
 def test_parts_of_a_prompt():
     llm = mock_llm("Hello")
     assert llm.sequence(("ab", "c")).tokens == llm.sequence("abc").tokens
-    with pytest.raises(InvalidRequest, match="parts are texts and images, not object"):
+    with pytest.raises(InvalidRequest, match="parts are texts, images and sounds, not object"):
         llm.generate(("ab", object()))
 
 

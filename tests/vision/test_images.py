@@ -469,8 +469,10 @@ def test_odd_shapes_are_seen(name, size):
 
 def test_how_many():
     with seeing_llm("mlp", cells=2048) as llm:
-        with pytest.raises(InvalidRequest, match="prompt: 65 images; at most 64"):
+        with pytest.raises(InvalidRequest, match="prompt: 65 images or sounds; at most 64"):
             llm.generate((picture(0),) * 65)
-        url = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-        with pytest.raises(InvalidRequest, match="messages: 65 images; at most 64"):  # before one is opened
+        url = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}  # not opened
+        with pytest.raises(
+            InvalidRequest, match="messages: 65 images or sounds; at most 64"
+        ):  # before one is opened
             llm.chat_prompt([{"role": "user", "content": [url] * 65}])

@@ -123,9 +123,9 @@ def test_a_folder_is_looked_at_first(server):
         server.files[f"org/folder/{path.name}"] = path.read_bytes()
     with hub.head("org/folder") as path, open_weights(path) as file:
         assert read_spec(file).architecture == "llama"
-    config = server.files["org/folder/config.json"].replace(b'"llama"', b'"mamba"')
+    config = server.files["org/folder/config.json"].replace(b'"llama"', b'"rwkv7"')
     server.files["org/folder/config.json"] = config
-    with pytest.raises(PullError, match=r"hf:org/folder was not fetched: .*model_type 'mamba'"):
+    with pytest.raises(PullError, match=r"hf:org/folder was not fetched: .*model_type 'rwkv7'"):
         hub.pull("org/folder", check=check_head)
     assert not fetched(server)
     assert hub.models() == []

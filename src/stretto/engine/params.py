@@ -312,6 +312,7 @@ _REFUSED = {  # this, beside these: why
         "logprobs, sampled_logprobs, logprob_tokens": "every member has its probability; leave it out",
         "loop": "sets are chosen in Python; leave it out",
         "draft, draft_branches": "a set is not one token that could be drafted; leave it out",
+        "edits": "its cells are exact; leave it out",
         "min_tokens": "use a hook, such as stretto.hooks.Ban",
         "repeat_guard": "a run says where it begins to repeat itself (loop); leave it out",
         "include_stop": "the text of a run ends before its stop string; leave it out",

@@ -183,6 +183,8 @@ OF_SCHEMAS = {
     "ImageBlock.source": "The image: in base64, or at a URL if the operator allows that.",
     "ImagePart.image_url": "The image.",
     "ImageUrl.url": "A data: URL, or http(s) if the operator allows that.",
+    "AudioPart.input_audio": "The sound.",
+    "InputAudio.data": "The bytes of a file, in base64.",
     "InfillRequest.input_extra": "Other files of the project, for the model to read.",
     "InfillRequest.input_prefix": "Text before the gap.",
     "InfillRequest.input_suffix": "Text behind the gap.",
