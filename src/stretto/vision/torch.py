@@ -187,7 +187,7 @@ class TorchEncoder:
         sizes = np.diff(windows, prepend=0).tolist()
         parts = zip(*(part.split(sizes, dim=2) for part in map(_computable, heads)), strict=True)
         mixed = torch.cat(
-            [functional.scaled_dot_product_attention(*part, scale=spec.scale) for part in parts], dim=2
+            [functional.scaled_dot_product_attention(q, k, v, scale=spec.scale) for q, k, v in parts], dim=2
         )
         return self.multiply(mixed.transpose(1, 2).reshape(n, length, -1), f"{name}attn_out")
 
