@@ -17,7 +17,7 @@ import numpy as np
 import stretto
 from stretto.backends.batch import Batch
 from stretto.parallel.sets import SetSource, combine, distributions, select
-from stretto.sampling.rng import RandomStream
+from stretto.sampling.sampler import RandomStream
 
 OPENINGS = [
     "The cat sat", "My favourite colour is", "The best way to", "Once upon a time", "In the morning",

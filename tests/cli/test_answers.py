@@ -1,8 +1,8 @@
 """Answers with their tokens: continued from any of them, cached, stopped when they repeat themselves."""
 
 from stretto.cli.chatting.answers import exact_prompt, generate
-from stretto.engine.repeats import MIN_TOKENS
 from stretto.testing import mock_llm
+from stretto.text.stops import MIN_TOKENS
 from thinking import KINDS, make
 
 GREEDY = {"temperature": 0}

@@ -8,8 +8,8 @@ import pytest
 import stretto
 from repeat_texts import LOOPS, TEXTS
 from stretto import Grammar, InvalidRequest, Options
-from stretto.engine.repeats import CHECK_TOKENS, MAX_PERIOD, MIN_COPIES, MIN_TOKENS, RepeatGuard
 from stretto.testing import mock_llm
+from stretto.text.stops import CHECK_TOKENS, MAX_PERIOD, MIN_COPIES, MIN_TOKENS, RepeatGuard
 
 GREEDY = {"temperature": 0, "repeat_guard": True}
 

@@ -13,7 +13,7 @@ from stretto.cache import snapshot
 from stretto.engine.sequence import prepare, track_in
 from stretto.errors import CacheFull, InvalidRequest, SnapshotError, Unsupported
 from stretto.llm import LLM
-from stretto.sampling.rng import RandomStream
+from stretto.sampling.sampler import RandomStream
 from stretto.testing import byte_tokenizer, mock_llm
 from tiny_models import tiny_file, tiny_spec
 

@@ -6,7 +6,7 @@ import pytest
 from parallel_oracle import isolated, recorded, sets_of, visible, who_sees_whom, with_cells
 from stretto.backends.batch import Batch
 from stretto.parallel.sets import SetSource
-from stretto.sampling.rng import RandomStream
+from stretto.sampling.sampler import RandomStream
 
 PROMPTS = ["The cat sat", "My favourite colour is", "The best way to"]
 OPTIONS = {"threshold": 0.08, "max_width": 4, "max_tokens": 16, "ignore_eos": True}

@@ -7,7 +7,7 @@ import pytest
 
 from serving import mock, serving
 from stretto.cli import main
-from stretto.engine.repeats import MIN_TOKENS
+from stretto.text.stops import MIN_TOKENS
 
 LOOP = mock(lambda seen: ord("abc"[len(seen) % 3]))
 MESSAGES = [{"role": "user", "content": "Hi"}]

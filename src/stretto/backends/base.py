@@ -16,7 +16,7 @@ from stretto.hooks import NativeHook
 from stretto.models.parts import POOLINGS, Head, Pooling
 from stretto.models.spec import ModelSpec
 from stretto.sampling.params import SamplingParams
-from stretto.sampling.rng import RandomStream
+from stretto.sampling.sampler import RandomStream
 
 __all__ = [
     "POOLINGS",

@@ -21,7 +21,7 @@ from stretto.engine.sequence import Sequence, track_in
 from stretto.engine.track import Track
 from stretto.engine.types import Result
 from stretto.errors import ContextOverflow, InvalidRequest
-from stretto.sampling.rng import RandomStream
+from stretto.sampling.sampler import RandomStream
 from stretto.text.reasoning import Reasoning
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from stretto.engine.pool import MIN_COMMON_TOKENS
 from stretto.engine.runner import Runner
 from stretto.engine.track import Track
 from stretto.errors import CacheFull
-from stretto.sampling.rng import RandomStream
+from stretto.sampling.sampler import RandomStream
 
 MIN_RUN_TOKENS = 64  # that two texts have in common, to be kept; shorter runs are computed
 MIN_SAVED_TOKENS = 64  # more than an unedited prefix saves

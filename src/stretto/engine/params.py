@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.engine.adapters import Parts, adapter_parts
-from stretto.engine.repeats import RepeatGuard
 from stretto.engine.types import EditMode, Token
 from stretto.errors import InvalidRequest, wrong_value
 from stretto.hooks import NativeHook
@@ -21,6 +20,7 @@ from stretto.options.names import check_names
 from stretto.options.option import value_remedy
 from stretto.sampling.params import SamplingParams, check_integer
 from stretto.text.messages import check_mapping
+from stretto.text.stops import RepeatGuard
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -28,7 +28,7 @@ from stretto.engine.request import Request
 from stretto.engine.runner import Runner
 from stretto.engine.sequence import Sequence, prepare, track_in
 from stretto.errors import ContextOverflow, InvalidRequest, Unsupported, wrong_value
-from stretto.sampling.rng import RandomStream
+from stretto.sampling.sampler import RandomStream
 
 __all__ = [
     "Pass",

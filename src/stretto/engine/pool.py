@@ -24,7 +24,7 @@ from stretto.engine.track import Checkpoints, Track
 from stretto.engine.types import EditMode
 from stretto.errors import CacheFull
 from stretto.hardware import fork_safety
-from stretto.sampling.rng import RandomStream
+from stretto.sampling.sampler import RandomStream
 
 # Cells that are used for a while under ids of their own, and what an exception interrupted.
 #

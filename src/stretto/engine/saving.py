@@ -15,7 +15,7 @@ from stretto.cache.snapshot_parts import MAX_STATES, SavedImages
 from stretto.engine.runner import Runner
 from stretto.engine.track import Track
 from stretto.errors import Unsupported
-from stretto.sampling.rng import RandomStream
+from stretto.sampling.sampler import RandomStream
 
 Fingerprint = Callable[[], str]  # of the model's file
 TextState = tuple[bytes, bool]  # of a detokenizer

@@ -23,8 +23,7 @@ from stretto.errors import InvalidRequest
 from stretto.options.documenting import document_options
 from stretto.options.generating import SAMPLING
 from stretto.sampling.params import SamplingParams
-from stretto.sampling.rng import RandomStream
-from stretto.sampling.sampler import WRONG, log_probability
+from stretto.sampling.sampler import WRONG, RandomStream, log_probability
 from stretto.text.detokenizer import Detokenizer
 
 if TYPE_CHECKING:

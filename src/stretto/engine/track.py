@@ -22,8 +22,7 @@ from stretto.engine.tokens import add_vectors, uncut
 from stretto.engine.types import Approximate, EditMode
 from stretto.errors import ContextOverflow, InvalidRequest
 from stretto.sampling.params import SamplingParams
-from stretto.sampling.rng import RandomStream
-from stretto.sampling.sampler import choose
+from stretto.sampling.sampler import RandomStream, choose
 
 # Tokens as hooks and other readers see them.
 

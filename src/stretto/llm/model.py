@@ -37,7 +37,7 @@ from stretto.llm.texts import Texts, is_list, new_runs
 from stretto.loading.choose import Route
 from stretto.options.documenting import document_options
 from stretto.options.generating import CACHE_SALT, PARALLEL, SAMPLING
-from stretto.sampling.rng import RandomStream
+from stretto.sampling.sampler import RandomStream
 from stretto.text.reasoning import find_reasoning
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from stretto.errors import InvalidRequest
 from stretto.parallel.types import Member, ParallelStep
 from stretto.sampling.params import check_integer
-from stretto.sampling.rng import RandomStream
+from stretto.sampling.sampler import RandomStream
 
 
 def as_html(lattice: dict[str, Any]) -> str:

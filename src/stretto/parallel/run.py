@@ -30,7 +30,7 @@ from stretto.parallel.output import SetOutput
 from stretto.parallel.render import ParallelText
 from stretto.parallel.sets import Chosen, SetSource, pick, pick_from
 from stretto.parallel.types import Floats, Member, ParallelStep, Place
-from stretto.sampling.rng import RandomStream
+from stretto.sampling.sampler import RandomStream
 from stretto.structured import Guide
 
 # A grammar along the paths of a run: each member of the last set has the guide of the best path to it.

@@ -1,7 +1,6 @@
 """From logits to a token: parameters, plain functions on rows, the seeded stream."""
 
 from stretto.sampling.params import SamplingParams
-from stretto.sampling.rng import RandomStream
-from stretto.sampling.sampler import sample
+from stretto.sampling.sampler import RandomStream, sample
 
 __all__ = ["RandomStream", "SamplingParams", "sample"]

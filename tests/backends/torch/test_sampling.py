@@ -11,8 +11,7 @@ from stretto.backends.torch.rows import RowSampler  # noqa: E402
 from stretto.backends.torch.sampler import Ask  # noqa: E402
 from stretto.errors import InvalidRequest  # noqa: E402
 from stretto.sampling import SamplingParams  # noqa: E402
-from stretto.sampling.rng import RandomStream  # noqa: E402
-from stretto.sampling.sampler import choose  # noqa: E402
+from stretto.sampling.sampler import RandomStream, choose  # noqa: E402
 from stretto.sampling.transforms import allow, measure  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(

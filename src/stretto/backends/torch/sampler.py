@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from stretto.backends.torch.device import Tensor, capturing
 from stretto.backends.torch.penalties import Entries
 from stretto.sampling.params import SamplingParams
-from stretto.sampling.rng import RandomStream
+from stretto.sampling.sampler import RandomStream
 
 # Rows with more candidates than one program can hold, which are rare: their cuts are searched in turns.
 

@@ -16,14 +16,13 @@ import numpy as np
 from stretto.backends.base import Row, fetch_rows
 from stretto.engine.output import CONTEXT, Ending, TextOutput, Thoughts
 from stretto.engine.params import RequestParams
-from stretto.engine.repeats import RepeatGuard
 from stretto.engine.runner import Runner
 from stretto.engine.track import Source, Track
 from stretto.engine.types import Result, Usage
 from stretto.errors import InvalidRequest
 from stretto.sampling.transforms import add_bias, log_softmax
 from stretto.text.detokenizer import Detokenizer
-from stretto.text.stops import StopMatcher
+from stretto.text.stops import RepeatGuard, StopMatcher
 
 if TYPE_CHECKING:
     from stretto.structured import Constraint

@@ -19,7 +19,7 @@ from stretto.engine.params import Hook
 from stretto.engine.runner import Runner
 from stretto.engine.track import Source, Track, open_lanes
 from stretto.engine.types import Logprob
-from stretto.sampling.rng import RandomStream
+from stretto.sampling.sampler import RandomStream
 from stretto.sampling.transforms import log_probabilities, measure
 
 Floats = NDArray[np.float32]
