@@ -176,7 +176,9 @@ def main():
                     f"{name}: {len(tasks)} tasks, {n_slow} over {LONG_MS} ms, longest {wall[-1]:.0f} ms; "
                     f"of processor time {n_busy}, longest {cpu[-1]:.0f} ms"
                 )
-            print(f"the process: {private_memory(browser):.0f} MB; heap {heap(session)} (MB, nodes)")
+            taken, left = private_memory(browser), heap(session)
+            print(f"the process: {taken:.0f} MB, {private_memory(browser):.0f} MB after a collection; "
+                  f"heap {left} (MB, nodes)")  # fmt: skip
             return
         for view in ("chat", "play"):
             paints = []

@@ -141,7 +141,7 @@ def test_hostile_text_is_text(new_page, loaded):
         assert all(link.startswith(("http://no.invalid/", "https://no.invalid/")) for link in links)
         assert page.locator("main [style], main [onerror]").evaluate_all(
             "all => all.map(one => one.tagName)"
-        ) == ["TEXTAREA"]
+        ) == ["ARTICLE", "ARTICLE", "TEXTAREA"]  # our own, with their heights
         expect(page).to_have_title("Chat · Stretto")
         assert all(url.startswith(server.url) for url in asked)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -945,6 +945,7 @@ def test_images_are_pasted_dropped_and_removed(new_page, loaded, axe):
         page.get_by_label("Images", exact=True).set_input_files(file)
         expect(page.locator(".images img")).to_have_count(3)
         page.get_by_role("button", name="Remove image 2").click()
+        expect(page.locator(".images img")).to_have_count(2)
         assert axe(page) == []
         with page.expect_request("**/v1/chat/completions") as asked:
             send(page, "What is it?", done=False)

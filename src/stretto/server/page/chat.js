@@ -12,10 +12,10 @@ import {probability} from './tokens.js';
 import {run, runsHere} from './toolbox.js';
 import {bytes, copyText, number} from './ui.js';
 
-const NEAR_PIXELS = 48, SAID_MS = 1800, FIRST_MESSAGES = 16, LIGHT_MS = 40, LIGHT_MARGIN = '200px';
+const NEAR_PIXELS = 48, SAID_MS = 1800, FIRST_MESSAGES = 6, LIGHT_MS = 40, LIGHT_MARGIN = '200px';
 const EXAMPLES = [
-  ['Explain', 'Explain in three sentences why the sky is blue.', 'a short answer that stays on the page'],
-  ['Table', 'Compare tea, coffee and water in a small table.', 'tables, lists and formulas are set as such'],
+  ['Explain', 'Explain in three sentences what a hash table is.', 'a short answer that stays on the page'],
+  ['Table', 'Make a table of five HTTP status codes: code, name, when it is sent.', 'tables, lists and formulas are set as such'],
   ['Code', 'Write a Python function that counts the words of a text.', 'coloured, with a button that copies it'],
 ];
 const KEYS = [
@@ -124,9 +124,14 @@ function Delete({message}) {
   return html`<${Act} icon="bin" label="Delete from here" onClick=${drop}/>`;
 }
 
+// What is out of sight is laid out when it comes near; by a guess of its height, a browser takes in one message at a time.
+const LINE_LETTERS = 72, LINE_PX = 26, FRAME_PX = 64;
+const guessed = message => ({containIntrinsicSize: `auto ${FRAME_PX + LINE_PX * (message.content ?? '').split('\n').reduce(
+  (n, line) => n + Math.ceil(line.length / LINE_LETTERS), 0)}px`});
+
 function Mine({message, siblings, model}) {
   if (ui.editing === message.id) return html`<article class="mine" aria-label="You"><${Edit} message=${message} model=${model}/></article>`;
-  return html`<article class="mine" aria-label="You">
+  return html`<article class="mine" aria-label="You" style=${guessed(message)}>
     ${message.images?.map((url, i) => html`<img key=${i} src=${url} alt=${`Image ${i + 1} of your message`}/>`)}
     ${message.content && html`<div class="said">${harmless(message.content)}</div>`}
     <footer><${Versions} ...${{message, siblings}}/><span class="acts">
@@ -250,7 +255,8 @@ function Theirs({message, siblings, isLast, model, results, shown, at, chooseMod
   };
   const thinking = live && !content, busy = runningIn(store.chat);
   const cut = !live && finish && finish !== 'stop' && finish !== 'tool_calls';
-  return html`<article ref=${box} class=${isLast ? 'theirs last' : 'theirs'} aria-label=${`Answer of ${message.model}`} aria-busy=${String(live)}>
+  return html`<article ref=${box} class=${isLast ? 'theirs last' : 'theirs'} aria-label=${`Answer of ${message.model}`} aria-busy=${String(live)}
+      style=${live ? null : guessed(message)}>
     ${reasoning && html`<details class="fold"><summary><span class=${thinking ? 'live' : ''}>${thinking ? 'Reasoning' : 'Reasoned'} for ${
       ((message.reasoned ?? 0) / 1000).toFixed(1)} s</span></summary>
       <div onClick=${click}><${Prose} text=${reasoning} rangesOf=${list && rangesOf(list, true, at)}/></div></details>`}
@@ -300,7 +306,7 @@ function Messages({model, chooseModel}) {
   const all = path(), way = all.filter(({message}) => message.role !== 'tool'), [n, more] = useState(FIRST_MESSAGES), first = Math.max(0, way.length - n);
   useEffect(() => { // the newest are drawn at once, earlier ones when there is time
     if (!first) return;
-    const timer = setTimeout(() => more(n + 10), 16);
+    const timer = setTimeout(() => more(n + 8), 16);
     return () => clearTimeout(timer);
   }, [first, n]);
   const results = Object.fromEntries(all.filter(({message}) => message.role === 'tool').map(({message}) => [message.call, message]));
