@@ -31,6 +31,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "Speed and memory": (
             "how-to/tune-cpu.md",
+            "how-to/speculative.md",
             "how-to/tune-gpu.md",
             "how-to/limit-memory.md",
             "how-to/bench.md",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stretto import hooks, parallel, tasks, tools
     from stretto.audio import Audio
     from stretto.backends.base import Batch
-    from stretto.drafts import DraftModel, PromptLookup
+    from stretto.drafts import DraftModel, PromptLookup, SuffixLookup
     from stretto.engine import Edit, Limits, Result, Sequence, Step, Token
     from stretto.engine.params import Options
     from stretto.engine.types import ToolCall
@@ -56,7 +56,7 @@ os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
 _HOMES = {
     "stretto.audio": ("Audio",),
     "stretto.backends.base": ("Batch",),
-    "stretto.drafts": ("DraftModel", "PromptLookup"),
+    "stretto.drafts": ("DraftModel", "PromptLookup", "SuffixLookup"),
     "stretto.engine": ("Edit", "Limits", "Result", "Sequence", "Step", "Token"),
     "stretto.engine.params": ("Options",),
     "stretto.engine.types": ("ToolCall",),
@@ -119,6 +119,7 @@ __all__ = [
     "SnapshotError",
     "Step",
     "StrettoError",
+    "SuffixLookup",
     "Token",
     "ToolCall",
     "Unsupported",

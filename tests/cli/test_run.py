@@ -127,6 +127,8 @@ def test_json(ask):
             "cached_tokens": 0,
             "reasoning_tokens": 0,
             "edit_mode": None,
+            "drafted_tokens": 0,
+            "accepted_tokens": 0,
             "total_tokens": 6,
         },
         "seed": 5,

@@ -1,6 +1,7 @@
 """Guessed tokens are checked several at a time; the text is that of a plain request, to the last bit."""
 
 import asyncio
+import dataclasses
 import random
 
 import numpy as np
@@ -11,7 +12,7 @@ from param_names import named
 from stretto import DraftModel, Limits, PromptLookup
 from stretto.backends.native import NativeBackend
 from stretto.drafts.base import DraftLength
-from stretto.drafts.lookup import Lookup
+from stretto.drafts.lookup import Lookup, Suffixes
 from stretto.errors import InvalidRequest
 from stretto.llm import LLM
 from stretto.testing import byte_tokenizer, mock_llm
@@ -236,7 +237,7 @@ def test_a_callback_that_computes_a_sequence_finds_drafts_in_order():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"draft": "look"}, "draft must be 'lookup' or a Drafter"),
+        ({"draft": "look"}, "draft must be 'lookup', 'suffix' or a Drafter"),
         ({"draft": 3}, "draft must be"),
         ({"draft": Script(None, most=0)}, "draft.most"),
         ({"draft": "lookup", "loop": "fused"}, "drafts are verified by the Python loop"),
@@ -373,3 +374,72 @@ def test_random_requests_with_guesses_equal_plain_ones():
     for seed, stream in streams.items():
         assert stream.result.tokens == plain[seed]
     settled(llm)
+
+
+# -- suffixes: the end of the text, in itself and in cached texts of the same key --
+
+
+def propose(proposer, text, most=8):
+    return proposer.propose(list(text), most)
+
+
+def test_suffixes_prefer_the_longest_end():
+    text = [5, 1, 2, 3, 9, 9, 0, 2, 3, 8, 8, 5, 1, 2, 3]
+    assert propose(Suffixes(2), text, 4) == [9, 9, 0, 2]  # behind 5 1 2 3, not behind the later 2 3
+    assert Suffixes(2).propose_branches(text, 3, 2) == [[9, 9, 0], [8, 8, 5]]
+    assert propose(Suffixes(2), [1, 2, 3, 4]) == []
+
+
+def test_a_short_end_makes_a_short_draft():
+    text = [1, 2, *range(10, 40), 1, 2]
+    assert propose(Suffixes(2), text, 16) == [10, 11, 12, 13]  # two tokens were the same
+
+
+def test_suffixes_in_cached_texts_end_with_these():
+    cached = [(1, 2, 3, 4, "image", 5), (7, 1, 2, 3, 6)]
+    suffixes = Suffixes(3, lambda: cached)
+    assert suffixes.propose_branches([9, 1, 2, 3], 4, 4) == [[4], [6]]  # the last used text first
+    assert propose(suffixes, [0, 7, 1, 2, 3]) == [6]
+    assert propose(suffixes, [3, 4, 6]) == []
+
+
+def script_llm():
+    rng = random.Random(3)
+    text = bytes(rng.randrange(97, 123) for _ in range(120))
+    return mock_llm(text.decode(), cells=1024)
+
+
+def drafted(llm, prompt="Say: ", **options):
+    result = llm.generate(prompt, draft="suffix", temperature=0, max_tokens=60, **options)
+    assert result.tokens == llm.generate(prompt, temperature=0, max_tokens=60).tokens
+    return result.usage
+
+
+def test_a_text_that_comes_again_is_drafted_from_the_cache():
+    with script_llm() as llm:
+        first, again = drafted(llm), drafted(llm)
+        assert first.accepted_tokens == 0
+        assert again.accepted_tokens > 40
+        assert again.drafted_tokens >= again.accepted_tokens
+        assert first == dataclasses.replace(again, cached_tokens=first.cached_tokens)
+        settled(llm)
+
+
+def test_texts_of_another_key_draft_nothing():
+    with script_llm() as llm:
+        llm.generate("Say: ", temperature=0, max_tokens=60, cache_salt="a")
+        before = llm.metrics.accepted_tokens
+        result = llm.generate("Say: ", draft="suffix", temperature=0, max_tokens=60, cache_salt="b")
+        assert result.usage.accepted_tokens == llm.metrics.accepted_tokens - before == 0
+        again = llm.generate("Say: ", draft="suffix", temperature=0, max_tokens=60, cache_salt="a")
+        assert again.tokens == result.tokens
+        assert again.usage.accepted_tokens > 40
+
+
+def test_usage_counts_what_metrics_count(llm):
+    before = llm.metrics.drafted_tokens, llm.metrics.accepted_tokens
+    results = llm.generate([COPY, COPY[:60]], draft="suffix", temperature=0, max_tokens=40, ignore_eos=True)
+    counted = [(one.usage.drafted_tokens, one.usage.accepted_tokens) for one in results]
+    assert sum(n for n, _ in counted) == llm.metrics.drafted_tokens - before[0] > 0
+    assert sum(n for _, n in counted) == llm.metrics.accepted_tokens - before[1] > 0
+    assert llm.generate(COPY, max_tokens=2).usage.drafted_tokens == 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from serving import endless, visiting
+from serving import endless, mock, visiting
 from stretto import InvalidRequest
 from stretto.server.settings import parse_arguments, parse_defaults
 from stretto.testing import mock_llm
@@ -72,3 +72,13 @@ def test_arguments_of_templates_are_an_object():
     for wrong in ("[]", "enable_thinking=false", "1", "[" * 10_000):
         with pytest.raises(InvalidRequest, match="object in JSON"):
             parse_arguments(wrong)
+
+
+def test_drafts_by_default_are_counted():
+    with visiting(mock("abcabcabcabc"), defaults={"draft": "lookup"}) as (_, web):
+        asked = {"model": "mock", "prompt": "abcabcabc", "temperature": 0, "max_tokens": 11}
+        details = web.post("/v1/completions", json=asked).json()["usage"]["completion_tokens_details"]
+        assert details["accepted_prediction_tokens"] > 0
+        assert details["rejected_prediction_tokens"] >= 0
+        drafted = sum(n for name, n in details.items() if name.endswith("prediction_tokens"))
+        assert f'stretto_drafted_tokens_total{{model="mock"}} {drafted}' in web.get("/metrics").text

@@ -218,10 +218,10 @@ def _chats(llm: LLM, model: str, wanted: bool | None, needs_template: bool) -> b
 
 
 def _drafter(draft: str, stack: ExitStack, machine: dict[str, Any]) -> Any:
-    """The value of `draft=`: "lookup", or a drafter with a model of its own."""
+    """The value of `draft=`: the name of a drafter, or one with a model of its own."""
     from stretto import DraftModel
 
-    if draft == "lookup":
+    if draft in ("lookup", "suffix"):
         return draft
     return DraftModel(stack.enter_context(open_llm(draft, **machine)))
 

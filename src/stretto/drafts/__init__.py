@@ -1,6 +1,7 @@
 """Speculative decoding: draft tokens, verified in one forward pass. More tokens a pass, the same text.
 
     llm.generate(prompt, draft="lookup")                        # n-grams of the text so far
+    llm.generate(prompt, draft="suffix")                        # its longest repeated end, cached texts too
     llm.generate(prompt, draft=stretto.DraftModel(small))       # a smaller model
     llm.generate(prompt, draft="lookup", draft_branches=3)      # a tree of three continuations
 
@@ -10,8 +11,18 @@ cells after it are removed. A rejected token costs time and changes nothing. A d
 `DraftTree`: that one pass computes all of them, and sampling goes down the branch that it happens to follow.
 """
 
-from stretto.drafts.base import BranchProposer, Drafter, DraftTree, Guesser, Proposer
-from stretto.drafts.lookup import PromptLookup
+from stretto.drafts.base import BranchProposer, CacheDrafter, Drafter, DraftTree, Guesser, Proposer
+from stretto.drafts.lookup import PromptLookup, SuffixLookup
 from stretto.drafts.model import DraftModel
 
-__all__ = ["BranchProposer", "DraftModel", "DraftTree", "Drafter", "Guesser", "PromptLookup", "Proposer"]
+__all__ = [
+    "BranchProposer",
+    "CacheDrafter",
+    "DraftModel",
+    "DraftTree",
+    "Drafter",
+    "Guesser",
+    "PromptLookup",
+    "Proposer",
+    "SuffixLookup",
+]

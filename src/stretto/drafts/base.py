@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 from stretto.text.tokenizer import Tokenizer
@@ -40,6 +40,19 @@ class Drafter(Protocol):
 
     def begin(self, tokenizer: Tokenizer) -> Proposer:
         """A proposer for a new text of a model with this tokenizer."""
+        ...
+
+
+# The cached texts that a text may share cells with, the last used first; an item may be no token.
+CachedTexts = Callable[[], Iterable[Sequence[object]]]
+
+
+@runtime_checkable
+class CacheDrafter(Drafter, Protocol):
+    """A drafter that looks into cached texts too."""
+
+    def begin_among(self, tokenizer: Tokenizer, cached: CachedTexts) -> Proposer:
+        """A proposer for a new text; `cached` is for calls of its `propose` only."""
         ...
 
 

@@ -202,12 +202,13 @@ def _drafter(options: Mapping[str, Any]) -> Drafter | None:
                 value=branches,
             )
         return None
-    from stretto.drafts import Drafter, PromptLookup
+    from stretto.drafts import Drafter, PromptLookup, SuffixLookup
 
-    if isinstance(draft, str) and draft == "lookup":
-        draft = PromptLookup()
+    if isinstance(draft, str):
+        named: dict[str, Callable[[], Drafter]] = {"lookup": PromptLookup, "suffix": SuffixLookup}
+        draft = named[draft]() if draft in named else draft
     if not isinstance(draft, Drafter):
-        raise wrong_value("draft", draft, "'lookup' or a Drafter such as DraftModel(llm)")
+        raise wrong_value("draft", draft, "'lookup', 'suffix' or a Drafter such as DraftModel(llm)")
     check_integer("draft.most", draft.most, 1, 256, param="draft")
     return draft
 

@@ -92,6 +92,9 @@ class Usage:
 
     `edit_mode` is that of the last edit which left K and V in the context that another text would not have:
     "shift", "heal" or "hole". None: the context is as if it had never been edited.
+
+    `drafted_tokens` of speculative decoding were verified; `accepted_tokens` of them are part of the text.
+    They say how it was computed, and do not count where two are compared.
     """
 
     prompt_tokens: int
@@ -99,6 +102,8 @@ class Usage:
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     edit_mode: Approximate | None = None
+    drafted_tokens: int = field(default=0, compare=False)
+    accepted_tokens: int = field(default=0, compare=False)
 
     @property
     def total_tokens(self) -> int:

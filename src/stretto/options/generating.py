@@ -141,10 +141,10 @@ CONTEXT = table(
         "How a prompt is computed that is a cached one with parts cut out or replaced: exactly, or from the "
         'cached K and V with "shift" or "heal" (stretto docs cache).',
         at=f"{TEXTS} default", aka=("cache_reuse", "n_cache_reuse")),
-    Option("draft", 'Drafter | Literal["lookup"] | None', None,
-        'Speculative decoding: "lookup" (tokens found in the prompt) or a stretto.DraftModel; the text stays '
-        "the same.",
-        commands="run",
+    Option("draft", 'Drafter | Literal["lookup", "suffix"] | None', None,
+        'Speculative decoding: "lookup" (tokens found in the prompt), "suffix" (in cached texts too) or a '
+        "stretto.DraftModel; the text stays the same.",
+        at=f"{TEXTS} default", commands="run",
         aka=("draft_model", "assistant_model", "speculative_config", "speculative_model",
             "prompt_lookup_num_tokens", "num_draft_tokens")),
     Option("draft_branches", int, 1,

@@ -6,10 +6,11 @@ has the logits that a step of its own would have given, bit for bit where the ba
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from stretto.drafts.base import BranchProposer, Drafter, DraftLength, DraftTree
+from stretto.cache.prefix import Domain
+from stretto.drafts.base import BranchProposer, CacheDrafter, Drafter, DraftLength, DraftTree
 from stretto.engine.runner import Runner
 from stretto.engine.track import Track
 from stretto.errors import InvalidRequest
@@ -24,12 +25,19 @@ MAX_DRAFT_ROWS = 16  # that drafts may add to a pass, for all requests together
 class Speculation:
     """Proposes drafts for one text, as long as they pay: a line of tokens, or a tree of several branches."""
 
-    def __init__(self, runner: Runner, drafter: Drafter, tokenizer: Tokenizer, branches: int = 1) -> None:
+    def __init__(
+        self, runner: Runner, drafter: Drafter, tokenizer: Tokenizer, domain: Domain, branches: int = 1
+    ) -> None:
         if branches > 1:
             _check_trees(runner)
         self._runner = runner
         self._branches = branches
-        self._proposer = drafter.begin(tokenizer)
+        self._domain = domain
+        self.n_drafted = self.n_accepted = 0  # tokens
+        if isinstance(drafter, CacheDrafter):
+            self._proposer = drafter.begin_among(tokenizer, self._cached)
+        else:
+            self._proposer = drafter.begin(tokenizer)
         if branches > 1 and not isinstance(self._proposer, BranchProposer):
             self._proposer.close()
             raise InvalidRequest(
@@ -61,10 +69,18 @@ class Speculation:
             return self._proposer.propose_branches(tokens, most, self._branches)[: self._branches]
         return (self._proposer.propose(tokens, most),)
 
+    def _cached(self) -> Iterator[Sequence[object]]:
+        """The cached texts that its text might share cells with, the last used first."""
+        for entry in reversed(list(self._runner.prefixes.entries())):
+            if entry.domain == self._domain:
+                yield entry.items
+
     def learn(self, draft: DraftTree, node: int) -> None:
         """Note how a draft did: it was accepted down to a node."""
         n_accepted = draft.depths[node]
         self._length.learn(draft.depth, n_accepted)
+        self.n_drafted += len(draft)
+        self.n_accepted += n_accepted
         metrics = self._runner.metrics
         metrics.drafts += 1
         metrics.drafted_tokens += len(draft)

@@ -371,7 +371,10 @@ class PlainDecoder(OneTrack):
         thoughts = self.output.thoughts
         n_thought = 0 if thoughts is None else thoughts.n_tokens
         n_cached = min(self.track.request_prompt[1], self.n_prompt)  # forced tokens may be cached too
-        return Usage(self.n_prompt, len(self.output.tokens), n_cached, n_thought, self.track.used_edit)
+        drafts = self._speculation
+        counted = (0, 0) if drafts is None else (drafts.n_drafted, drafts.n_accepted)
+        n_text = len(self.output.tokens)
+        return Usage(self.n_prompt, n_text, n_cached, n_thought, self.track.used_edit, *counted)
 
     def result(self) -> Result:
         """The text and how it came about, once it has ended."""

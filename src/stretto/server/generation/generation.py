@@ -37,7 +37,7 @@ Value = TypeVar("Value")
 MAX_WARNINGS = 8  # of a request
 
 REQUEST_ID = "stretto.id"  # key in a scope: the `x-request-id`, set by the guard
-FOR_PYTHON = {"logprobs", "best_of", "min_tokens", "hooks"}  # options that the fused loop does not have
+FOR_PYTHON = {"logprobs", "best_of", "min_tokens", "hooks", "draft"}  # that the fused loop has not
 PRIORITY = "stretto.priority"  # key in a scope: of requests that give way to others
 TASKS = "stretto.tasks"  # key in a scope: what a request waits for
 

@@ -130,7 +130,7 @@ class CompletionAnswer(Answer):
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
-            "completion_tokens_details": {"reasoning_tokens": reasoning},
+            "completion_tokens_details": {"reasoning_tokens": reasoning, **count_drafts(results)},
             **self.generation.usage_notes,
         }
 
@@ -526,3 +526,12 @@ class FunctionAnswer(ChatAnswer):
             *(dumps({"choices": [one]})[1:] for one in choices),
             *CompletionAnswer.ending(self, index, result),
         ]
+
+
+def count_drafts(results: list[Result]) -> dict[str, int]:
+    """Draft tokens that were accepted, and that were not; nothing where none were drafted."""
+    drafted = sum(result.usage.drafted_tokens for result in results)
+    accepted = sum(result.usage.accepted_tokens for result in results)
+    if not drafted:
+        return {}
+    return {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}

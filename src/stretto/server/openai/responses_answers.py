@@ -15,7 +15,7 @@ from stretto.server.generation.calls import AnswerParts, Kind, Piece, write_argu
 from stretto.server.generation.generation import Generation
 from stretto.server.generation.requests import ChatRequest
 from stretto.server.http.errors import ApiError, dumps
-from stretto.server.openai.answers import ChatAnswer
+from stretto.server.openai.answers import ChatAnswer, count_drafts
 from stretto.server.openai.responses_request import ResponseRequest
 from stretto.tools.plan import ToolPlan
 
@@ -283,6 +283,6 @@ def _usage(result: Result) -> dict[str, Any]:
         "input_tokens": counted.prompt_tokens,
         "input_tokens_details": {"cached_tokens": counted.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": counted.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": counted.reasoning_tokens},
+        "output_tokens_details": {"reasoning_tokens": counted.reasoning_tokens, **count_drafts([result])},
         "total_tokens": counted.total_tokens,
     }

@@ -271,6 +271,8 @@ class SequenceAnswer(Answer):
                 "total_tokens": first.prompt_tokens + completion,
                 "cached_tokens": first.cached_tokens,
                 "edit_mode": first.edit_mode,
+                "drafted_tokens": sum(result.usage.drafted_tokens for result in results),
+                "accepted_tokens": sum(result.usage.accepted_tokens for result in results),
                 **self.generation.warnings,
             },
             "timings": self.generation.timings(results),
