@@ -122,6 +122,7 @@ ALLOWED = {
     "cli": {
         "DraftModel",
         "Grammar",
+        "audio",
         "bench",
         "deploy",
         "load",

@@ -40,8 +40,8 @@ def wav(name, i):
     return file.getvalue()
 
 
-def hearing_llm(name="voxtral", backend="native", **options):
-    """A tiny language model that hears."""
+def hearing_llm(name="voxtral", backend="native", encoder="mmproj.gguf", **options):
+    """A tiny language model that hears, with the encoder of a file in its folder, or, ".", of the folder."""
     folder = FOLDER / name
     options = {"image_cache": stretto.ImageCache(disk=0), "cells": 512, "threads": 2, "kv": "f32"} | options
-    return stretto.load(folder, vision=folder / "mmproj.gguf", backend=backend, **options)
+    return stretto.load(folder, vision=folder / encoder, backend=backend, **options)

@@ -1,6 +1,10 @@
 """Sounds in prompts: tiny models that hear, against transformers, through every call and backend."""
 
 import base64
+import json
+import shutil
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,9 +12,13 @@ import pytest
 import stretto
 from stretto import InvalidRequest, ModelError
 from stretto.cache.items import ImageToken
+from stretto.cli import logs, main
+from stretto.errors import UnsupportedModel
+from stretto.loading.images import is_hearing
 from stretto.testing import mock_llm
 from stretto.vision.queue import normalise, prepare
 from stretto.vision.reading import read_vision_spec
+from stretto.weights.folder import open_encoder
 from stretto.weights.gguf import GGUF
 from tiny_sounds import FOLDER, hearing_llm, samples, sound, sound_answers, wav
 from tiny_vision import picture, seeing_llm
@@ -53,11 +61,13 @@ def test_spectrograms(name, i):
     assert normalise(tiles, spec).shape == (len(tiles), n, 3 * spec.mels)
 
 
-@pytest.mark.parametrize("backend", ["reference", "native"])
+@pytest.mark.parametrize(
+    ("backend", "encoder"), [("reference", "."), ("native", "."), ("native", "mmproj.gguf")]
+)
 @pytest.mark.parametrize("name", NAMES)
-def test_vectors_and_log_probabilities(name, backend):
-    """Short, of several windows, of one, and of odd lengths."""
-    with hearing_llm(name, backend) as llm:
+def test_vectors_and_log_probabilities(name, backend, encoder):
+    """Short, of several windows, of one, and of odd lengths; of a folder and of a file."""
+    with hearing_llm(name, backend, encoder) as llm:
         for i in (i for other, i in SOUNDS if other == name):
             wanted = sound_answers(name)[f"vectors.{i}"]
             assert 0.3 < wanted.std() < 3
@@ -183,9 +193,107 @@ def test_the_encoder_of_another_model_is_refused():
         stretto.load(FOLDER / "voxtral", vision="sketch")
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_encoder_of_a_folder_is_that_of_the_file(name):
+    with open_encoder(FOLDER / name) as folder, GGUF(FOLDER / name / "mmproj.gguf") as file:
+        ours, theirs = read_vision_spec(folder), read_vision_spec(file)
+        assert replace(ours, norm_eps=theirs.norm_eps) == theirs
+        assert ours.norm_eps == pytest.approx(theirs.norm_eps)
+        assert folder.tensors.keys() == file.tensors.keys()
+        for tensor in file.tensors.values():
+            assert (folder.tensors[tensor.name].dequantize() == tensor.dequantize()).all(), tensor.name
+    assert is_hearing(FOLDER / name)
+
+
+WRONG = [
+    ({"audio_config": None}, "no vision_config and no audio_config"),
+    ({"model_type": "whisper"}, "'whisper' are not supported, only those of qwen2_audio, voxtral"),
+    ({"activation_function": "relu"}, "only 'gelu' is supported"),
+    ({"projector_hidden_act": "relu"}, "only 'gelu' is supported"),
+    ({"scale_embedding": True}, "scale_embedding"),
+    ({"num_hidden_layers": 2}, r"layers\.2.*no place"),
+    ({"num_hidden_layers": 4}, "missing"),
+    ({"num_hidden_layers": "3"}, "num_hidden_layers.*must be an integer"),
+    ({"hidden_size": 0}, "hidden_size"),
+]
+
+
+def changed(tmp_path, **settings):
+    """A copy of Voxtral's folder with other settings; None removes one."""
+    folder = tmp_path / "changed"
+    shutil.copytree(FOLDER / "voxtral", folder, ignore=shutil.ignore_patterns("*.gguf", "*.npz"))
+    config = json.loads((folder / "config.json").read_text())
+    for name, value in settings.items():
+        inner = name != "model_type" and name in config["audio_config"]
+        home = config["audio_config"] if inner else config
+        home[name] = value
+        if value is None:
+            del home[name]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(("settings", "said"), WRONG)
+def test_wrong_settings_of_a_folder(tmp_path, settings, said):
+    with pytest.raises((ModelError, UnsupportedModel), match=said):
+        read_vision_spec(open_encoder(changed(tmp_path, **settings)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"feature_size": 80}, "feature_size.*only 16"),
+        ({"hop_length": 320}, "hop_length"),
+        ({"nb_max_frames": 3000}, "nb_max_frames.*takes 80"),
+    ],
+)
+def test_other_spectrograms_are_refused(tmp_path, settings, said):
+    folder = changed(tmp_path)
+    usual = {"feature_size": 16, "hop_length": 160, "n_fft": 400, "sampling_rate": 16_000}
+    usual["nb_max_frames"] = 80
+    (folder / "preprocessor_config.json").write_text(json.dumps(usual))
+    read_vision_spec(open_encoder(folder))
+    (folder / "preprocessor_config.json").write_text(json.dumps(usual | settings))
+    with pytest.raises(ModelError, match=said):
+        open_encoder(folder)
+
+
 def test_a_saved_sound_is_the_same_again(tmp_path):
     with hearing_llm() as llm:
         sequence = llm.sequence(prompt("voxtral", 1))
         wanted = sequence.logits.copy()
         sequence.save(tmp_path / "sound.seq")
         assert (llm.restore(tmp_path / "sound.seq").logits == wanted).all()
+
+
+def run(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--model", "m.gguf", "--temperature", "0", "-n", "4", *map(str, arguments)])
+    return ended.value.code
+
+
+def test_sounds_on_the_command_line(tmp_path, monkeypatch, capsys):
+    path, loaded = tmp_path / "talk.wav", []
+    path.write_bytes(wav("voxtral", 0))
+
+    with hearing_llm() as llm:
+        question = {"role": "user", "content": [stretto.Audio.open(path), stretto.Audio.open(path), "B?"]}
+        wanted = llm.chat([question], temperature=0, max_tokens=4).text
+    opened = hearing_llm()
+
+    def load(model, **options):
+        loaded.append(options["vision"])
+        return opened
+
+    monkeypatch.setattr(stretto, "load", load)
+    monkeypatch.setattr(sys, "stdin", None)
+    assert run("--vision", "mm.gguf", "--chat", "--audio", path, "--audio", path, "B?") == 0
+    assert capsys.readouterr().out.rstrip("\n") == wanted.rstrip("\n")
+    assert loaded == ["mm.gguf"]
+    assert logs.last().messages[0]["content"] == "[sound of 0.3 s]\n[sound of 0.3 s]\nB?"
+    assert run("--audio", path, "B?") != 0
+    assert "--audio needs --vision" in capsys.readouterr().err
+    for name, reason in (("nowhere.wav", "nowhere.wav"), (__file__, "no WAV file")):
+        assert run("--vision", "mm.gguf", "--audio", name, "B?") != 0
+        assert reason in capsys.readouterr().err
+    assert loaded == ["mm.gguf"]

@@ -35,7 +35,7 @@ def sighted(name, backend="native", folder=None, **options):
     specials = LLAMA4_SPECIALS if name == "llama4" else SPECIALS
     if backend == "native":
         options.setdefault("kv", "f32")
-    eyes, text = Folder(folder, images=True), Folder(folder)
+    eyes, text = Folder(folder, encoder=True), Folder(folder)
     return seeing_llm(eyes, backend, text=text, cells=512, specials=specials, **options)
 
 

@@ -19,7 +19,8 @@ from stretto.errors import InvalidRequest
 from stretto.weights import hub
 
 if TYPE_CHECKING:
-    from stretto.llm import LLM
+    from stretto.audio import Audio
+    from stretto.llm import LLM, Parts
     from stretto.vision import Image
 
 # A terminal obeys control characters; format characters reverse the direction of text. Lines and tabs may
@@ -81,17 +82,23 @@ class Answer:
         return f"{why}; another wording, a higher temperature or another model may help"
 
 
-def open_images(paths: Iterable[Path], vision: str | None) -> list[Image]:
-    """Open image files, before the model is loaded."""
-    paths = list(paths)
-    if not paths:
+def open_media(images: Iterable[Path], sounds: Iterable[Path], vision: str | None) -> list[Image | Audio]:
+    """Open files of images and sounds, before the model is loaded."""
+    images, sounds = list(images), list(sounds)
+    if not images and not sounds:
         return []
+    from stretto.audio import Audio
     from stretto.vision import Image
 
-    images = [Image.open(path.expanduser()) for path in paths]
+    media: list[Image | Audio] = [Image.open(path.expanduser()) for path in images]
+    media += [Audio.open(path.expanduser()) for path in sounds]
     if vision is None:
-        raise InvalidRequest("--image needs --vision, the mmproj file that lets the model see")
-    return images
+        raise InvalidRequest(
+            "--image needs --vision, the mmproj file that lets the model see"
+            if images
+            else "--audio needs --vision, the mmproj file that lets the model hear"
+        )
+    return media
 
 
 def open_llm(
@@ -160,7 +167,7 @@ def add_defaults(
 
 def say(
     llm: LLM,
-    prompt: str | list[int] | tuple[str | Image, ...],
+    prompt: str | list[int] | Parts,
     options: dict[str, Any],
     show_reasoning: bool = False,
 ) -> Answer:

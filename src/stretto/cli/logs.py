@@ -23,7 +23,8 @@ from stretto.cli.output import clean, console, print_json, table
 from stretto.errors import InvalidRequest
 
 # Each is a JSON file in the store's home that only its owner can read: its messages, the model and the times.
-# Images are kept as marks with their size. The setting `logs` turns it off; old ones make room for new ones.
+# Images and sounds are kept as marks with their size or length. The setting `logs` turns it off; old ones
+# make room for new ones.
 
 
 FOLDER = "conversations"
@@ -211,12 +212,19 @@ def _is_message(one: Any) -> bool:
 
 
 def _plain(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as text: images become marks."""
+    """A message as text: images and sounds become marks."""
     content = message["content"]
     if isinstance(content, str):
         return dict(message)
-    parts = [part if isinstance(part, str) else f"[image {part.width} × {part.height}]" for part in content]
+    parts = [part if isinstance(part, str) else _mark(part) for part in content]
     return {**message, "content": "\n".join(part.strip() for part in parts if part.strip())}
+
+
+def _mark(part: Any) -> str:
+    """What is kept of a `stretto.Image` or a `stretto.Audio`."""
+    if hasattr(part, "seconds"):
+        return f"[sound of {part.seconds:.1f} s]"
+    return f"[image {part.width} × {part.height}]"
 
 
 def _absolute(model: str) -> str:

@@ -15,8 +15,8 @@ from stretto.cli.generation import (
     ENDS,
     add_defaults,
     note,
-    open_images,
     open_llm,
+    open_media,
     say,
     template_arguments,
     wants_stats,
@@ -137,6 +137,10 @@ def run(
         list[Path] | None,
         typer.Option("--image", metavar="FILE", help="An image before the prompt; may be repeated."),
     ] = None,
+    audio: Annotated[
+        list[Path] | None,
+        typer.Option("--audio", metavar="FILE", help="A sound before the prompt; may be repeated."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object, at the end.")] = False,
     stats: o.Stats = None,
     schema: Schema = None,
@@ -156,17 +160,17 @@ def run(
     for name, given in (("--system", system), ("--template-arg", arguments), ("--continue", goes_on)):
         if given and chat is False:
             raise InvalidRequest(f"{name} is for a chat; with --raw the prompt is the model's whole input")
-    images = open_images(image or [], options["vision"])
+    media = open_media(image or [], audio or [], options["vision"])
     model, prompt = model_and_prompt(words or [], model)
     settings = o.select_given(options, OPTIONS)
     settings["grammar"] = constraint(schema, grammar, regex, choice)
     vision, draft = options["vision"], settings.pop("draft", None)
     text = join_prompt(prompt)
-    if not text.strip() and not images:
+    if not text.strip() and not media:
         raise InvalidRequest("the prompt is empty")
     before = logs.last() if goes_on else None
     model = model or (before.model if before else default_model())
-    parts: Parts = (*images, text)
+    parts: Parts = (*media, text)
     machine = o.select_given(options, MACHINE)
     with ExitStack() as stack:
         llm = stack.enter_context(open_llm(model, vision=vision, server=server, **machine))
@@ -176,7 +180,7 @@ def run(
         settings["reasoning"] = chats = _chats(
             llm, model, chat, system is not None or bool(arguments) or goes_on
         )
-        asked: list[int] | Parts | str = parts if images else text
+        asked: list[int] | Parts | str = parts if media else text
         message, settings = add_defaults(model, system, settings, tells=chats and before is None)
         if chats:
             messages = _messages(parts, message, system is not None, before)

@@ -36,7 +36,7 @@ def find_encoder(name: Model) -> Path:
 
 def is_hearing(name: Model) -> bool:
     """Whether an encoder is one of sounds, and not of images."""
-    with GGUF(find_encoder(name)) as file:
+    with open_encoder(find_encoder(name)) as file:
         return takes_sounds(file)
 
 

@@ -106,7 +106,7 @@ SOUNDS = frozenset({"audio", "input_audio", "audio_url"})
 INSTEAD = {
     "audio": 'this model hears no sound; load one that hears, with vision="mmproj.gguf", or let stretto '
     "transcribe write down what is said",
-    "video": "films are not taken; give some of their frames as images",
+    "video": "films are not taken; give some of their frames as images, each behind a text with its time",
     "file": "files are not opened for a message; give their text as a text part",
 }
 _KINDS = {

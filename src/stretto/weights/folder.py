@@ -30,10 +30,10 @@ CONFIG = "config.json"
 class Folder(GGUF):
     """An open folder, as a GGUF file: `metadata`, `tensors`, `nbytes`, `files`.
 
-    `images`: as the `mmproj` file of its image encoder, instead of its language model's file.
+    `encoder`: as the `mmproj` file of its encoder of images or sounds, instead of its language model's file.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, images: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, encoder: bool = False) -> None:
         from stretto.weights.folders import convert
         from stretto.weights.folders.pooling import dense_modules, sentence_keys
         from stretto.weights.folders.stored import open_shards
@@ -50,11 +50,11 @@ class Folder(GGUF):
         self._config_bytes = read_bytes(self.path / CONFIG)
         self._shards: list[Shard] = open_shards(self.path)
         self.version, self.alignment = 3, 32
-        found = (convert_tower if images else convert)(config, self._shards, self.path)
+        found = (convert_tower if encoder else convert)(config, self._shards, self.path)
         values: dict[str, Any] = {"general.architecture": found.arch, "general.name": self.path.name}
         values |= {f"{found.arch}.{key}": value for key, value in found.keys.items()}
         values |= found.bare_keys
-        if not images:
+        if not encoder:
             sentence_keys(self.path, found.arch, values)
             self._shards += dense_modules(self.path, found)
         self.metadata = make_metadata(values, self.path)
@@ -115,5 +115,5 @@ def open_weights(path: str | os.PathLike[str]) -> GGUF:
 
 
 def open_encoder(path: str | os.PathLike[str]) -> GGUF:
-    """An `mmproj` file, or the image encoder of a folder in the form of one."""
-    return Folder(path, images=True) if Path(path).is_dir() else GGUF(path)
+    """An `mmproj` file, or the encoder of a folder in the form of one."""
+    return Folder(path, encoder=True) if Path(path).is_dir() else GGUF(path)

@@ -1,4 +1,4 @@
-"""The image encoders of Hugging Face folders, in the form of an `mmproj` file: one entry for each kind."""
+"""The encoders of Hugging Face folders, in the form of `mmproj` files: one entry for each kind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from stretto.errors import ModelError, UnsupportedModel
-from stretto.weights.folders.conversion import MODULES, Conversion, adjacent, plus, shaped, without_axis
+from stretto.weights.folders.conversion import (
+    COLUMN,
+    MAX_LAYERS,
+    MODULES,
+    Conversion,
+    adjacent,
+    plus,
+    rename,
+    shaped,
+    without_axis,
+)
 from stretto.weights.folders.stored import Sources
 from stretto.weights.json_file import Fields, read_object
 from stretto.weights.safetensors import Shard
@@ -22,7 +32,9 @@ PREFIXES = tuple(
     for outer in ("model.", "")
     if outer or inner
 )
+SOUND_PREFIXES = "model.audio_tower.", "audio_tower.", "model."
 UNUSED = r"(?:language_model|text_model|layers|embed_tokens|norm|lm_head)\..*|.*position_ids|.*inv_freq"
+UNHEARD = r"(?:language_model|lm_head)\..*"  # of a model that hears
 PROCESSORS = "preprocessor_config.json", "processor_config.json"
 ACTIVATIONS = {"quick_gelu": "", "silu": "use_silu", "gelu_pytorch_tanh": "use_gelu"}
 EXACT = {"gelu": "use_gelu"}  # of projectors whose encoders have the exact GELU
@@ -37,6 +49,18 @@ SMOLVLM = SIGLIP | {
     "image_size": 224,
     "patch_size": 32,
 }
+
+
+# Of encoders of sounds.
+WHISPER = {"activation_function": "gelu"}
+WHISPER_NAMES = {
+    "d_model": "hidden_size",
+    "encoder_layers": "num_hidden_layers",
+    "encoder_attention_heads": "num_attention_heads",
+    "encoder_ffn_dim": "intermediate_size",
+}
+WHISPER_WHOLE = {"embed_positions": "a.position_embd", "layer_norm": "a.post_ln"}
+SPECTROGRAM = {"n_fft": 400, "hop_length": 160, "sampling_rate": 16_000}
 
 
 @dataclass(frozen=True)
@@ -56,10 +80,26 @@ class Tower:
     ops: Mapping[str, Callable[[int], Op]] = field(default_factory=dict)  # of modules, by the size of a head
 
 
+@dataclass(frozen=True)
+class SoundTower:
+    """Whisper's encoder, and the modules of its projector."""
+
+    projector: str
+    whole: Mapping[str, str]
+    stacks: bool = False  # the projector takes several positions at once
+
+
 def convert_tower(config: Fields, shards: list[Shard], folder: Path) -> Conversion:
-    """The metadata and tensors of a folder's image encoder; `UnsupportedModel` for an unknown kind."""
+    """The metadata and tensors of a folder's encoder; `UnsupportedModel` for an unknown kind.
+
+    Of a folder with encoders of images and sounds it is that of images.
+    """
     if "vision_config" not in config:
-        raise ModelError("has no vision_config, so no image encoder", path=config.path)
+        if "audio_config" in config:
+            return _convert_sounds(config, shards, folder)
+        raise ModelError(
+            "has no vision_config and no audio_config, so no encoder of images or sounds", path=config.path
+        )
     inner, kind = config.object("vision_config"), config.text("model_type")
     if inner.get("model_type") == "pixtral":
         kind = "mistral3"
@@ -116,12 +156,72 @@ def _convert(conversion: Conversion, tower: Tower, config: Fields, processor: Fi
         conversion.take_module(target, source)
 
 
-def _processor(folder: Path) -> Fields:
-    """The configuration of the image processor, in a file of its own or in that of the whole processor."""
+def _convert_sounds(config: Fields, shards: list[Shard], folder: Path) -> Conversion:
+    """An encoder of sounds, which is Whisper's."""
+    kind = config.text("model_type")
+    if kind not in SOUND_TOWERS:
+        raise UnsupportedModel(
+            f"encoders of sounds of folders of model_type {kind!r} are not supported, only those of "
+            f"{', '.join(sorted(SOUND_TOWERS))}; give the mmproj file of a GGUF model",
+            path=folder,
+            field="config.json model_type",
+        )
+    tower, inner = SOUND_TOWERS[kind], config.object("audio_config")
+    inner = Fields({**WHISPER, **dict(inner)}, config.path, "audio_config.")
+    conversion = Conversion("clip", inner, Sources(shards, SOUND_PREFIXES), folder, UNHEARD)
+    rename(conversion, WHISPER_NAMES)
+    inner, keys = conversion.config, conversion.keys
+    if inner.text("activation_function") != "gelu" or config.text("projector_hidden_act", "gelu") != "gelu":
+        raise inner.error("activation_function", "only 'gelu' is supported, and behind the encoder as well")
+    conversion.refuse("scale_embedding", "scaling of what the convolutions make")
+    _check_spectrogram(inner, folder)
+    n_layer = inner.integer("num_hidden_layers", least=1, most=MAX_LAYERS)
+    keys |= {
+        "has_audio_encoder": True,
+        "projector_type": tower.projector,
+        "audio.embedding_length": inner.integer("hidden_size", least=1),
+        "audio.feed_forward_length": inner.integer("intermediate_size", least=1),
+        "audio.block_count": n_layer,
+        "audio.attention.head_count": inner.integer("num_attention_heads", least=1),
+        "audio.attention.layer_norm_epsilon": 1e-5,
+        "audio.num_mel_bins": inner.integer("num_mel_bins", least=1),
+    }
+    if tower.stacks:  # positions, in as many numbers as a feed-forward has
+        keys["audio.projector.stack_factor"] = (
+            keys["audio.feed_forward_length"] // keys["audio.embedding_length"]
+        )
+    for i in (1, 2):
+        conversion.take(f"a.conv1d.{i}.weight", f"conv{i}.weight")
+        conversion.take(f"a.conv1d.{i}.bias", f"conv{i}.bias", op=COLUMN)
+    conversion.take_layers(MODULES["whisper_tower"], {}, "layers.{}.", n_layer, prefix="a.blk.")
+    for source, target in {**WHISPER_WHOLE, **tower.whole}.items():
+        conversion.take_module(target, source)
+    conversion.finish()
+    return conversion
+
+
+def _check_spectrogram(inner: Fields, folder: Path) -> None:
+    """Raise if the processor computes another spectrogram than `audio.mel`, or windows of another length."""
+    if not any((folder / name).exists() for name in PROCESSORS):
+        return
+    processor = _processor(folder, "feature_extractor")
+    wanted = SPECTROGRAM | {"feature_size": inner.integer("num_mel_bins")}
+    for name, value in wanted.items():
+        if processor.get(name, value) != value:
+            raise processor.error(name, f"{processor[name]!r}, but only {value} is supported")
+    frames = 2 * inner.integer("max_source_positions", least=1)
+    if processor.get("nb_max_frames", frames) != frames:
+        raise processor.error(
+            "nb_max_frames", f"{processor['nb_max_frames']!r}, but the encoder takes {frames}"
+        )
+
+
+def _processor(folder: Path, part: str = "image_processor") -> Fields:
+    """The configuration of a processor, in a file of its own or in that of the whole processor."""
     for name in PROCESSORS:
         if (folder / name).exists():
             found = read_object(folder / name)
-            return found.object("image_processor") if "image_processor" in found else found
+            return found.object(part) if part in found else found
     raise ModelError(f"has no {PROCESSORS[0]}, which says how images are prepared", path=folder)
 
 
@@ -375,4 +475,13 @@ TOWERS: dict[str, Tower] = {
     "qwen3_5": QWEN3,
     "qwen3_5_moe": QWEN3,
     "smolvlm": SMOL,
+}
+
+SOUND_TOWERS: dict[str, SoundTower] = {
+    "qwen2_audio": SoundTower("qwen2a", {"multi_modal_projector.linear": "mm.a.fc"}),
+    "voxtral": SoundTower(
+        "voxtral",
+        {"multi_modal_projector.linear_1": "mm.a.mlp.1", "multi_modal_projector.linear_2": "mm.a.mlp.2"},
+        stacks=True,
+    ),
 }
