@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from stretto.drafts import Drafter
+    from stretto.engine.inside import Capture, Patch
     from stretto.engine.types import Token
     from stretto.parallel.types import Member, ParallelStep
     from stretto.structured import Grammar

@@ -2,10 +2,12 @@
 
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <numeric>
+#include <tuple>
 
 #include "bindings/adapter.h"
 #include "bindings/decoder.h"
@@ -26,13 +28,26 @@ Array2<float> run(Decoder& decoder, const Input& input, bool hidden) {
     return give(std::move(out), input.wanted.size(), columns);
 }
 
+// A layer, a site, rows, [rows][width] of values that get them, and whether these go back changed.
+using TapGiven = std::tuple<size_t, int, Input1<int32_t>, nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>, bool>;
+
+void set_taps(const Config& config, const std::vector<TapGiven>& taps, Input& input) {
+    for (const auto& [layer, site, rows, values, changes] : taps) {
+        if (layer >= config.layers.size() || site < 0 || site >= kSites) fail("there is no such site");
+        const size_t n = rows.shape(0), width = width_of(config.layers[layer], static_cast<Site>(site), config.n_embd);
+        check_range(rows.data(), n, input.n, "tapped rows");
+        if (!width || values.shape(0) != n || values.shape(1) != width) fail("the values of a site have another shape");
+        input.taps.push_back({layer, static_cast<Site>(site), n, width, rows.data(), values.data(), changes});
+    }
+}
+
 Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> positions, Input1<int32_t> cells,
                       const std::vector<Input1<int32_t>>& views, Input1<int32_t> view_of, Input1<int32_t> lengths,
                       Input1<int32_t> table, Input1<int32_t> wanted, const nb::dict& vectors, bool hidden,
                       Input1<int32_t> probes, Input1<int32_t> watched, const nb::object& rotated,
                       const Maybe<int32_t>& slots, const Maybe<int32_t>& causal, const Maybe<int32_t>& types,
-                      const AdapterScales& adapters, const std::vector<size_t>& kept,
-                      const Maybe<float>& states) {
+                      const AdapterScales& adapters, const std::vector<TapGiven>& taps,
+                      const nb::object& change) {
     const Config& config = decoder.config();
     check_complete(decoder);
     Input input;
@@ -88,14 +103,11 @@ Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> 
     check_range(watched.data(), watched.shape(0), input.n, "watched rows");
     input.watched.assign(watched.data(), watched.data() + watched.shape(0));
     set_adapters(decoder, adapters, input);
-    for (const size_t layer : kept) {
-        if (layer >= config.layers.size()) fail("there is no such layer");
-    }
-    if (!kept.empty()) {
-        if (!states || states->shape(0) != kept.size() * input.n * config.n_embd) fail("states have another size");
-        input.kept = kept;
-        input.states = const_cast<float*>(states->data());
-    }
+    set_taps(config, taps, input);
+    input.change = [&](size_t tap) {
+        nb::gil_scoped_acquire acquire;
+        change(tap);
+    };
     input.tokens = tokens.data();
     input.positions = positions.data();
     input.cells = cells.data();
@@ -188,8 +200,8 @@ void bind_passes(DecoderClass& decoder) {
              nb::arg("vectors"), nb::arg("hidden"), nb::arg("probes").noconvert(), nb::arg("watched").noconvert(),
              nb::arg("rotated").none() = nb::none(), nb::arg("slots").noconvert() = nb::none(),
              nb::arg("causal").noconvert() = nb::none(), nb::arg("types").noconvert() = nb::none(),
-             nb::arg("adapters") = AdapterScales(), nb::arg("kept") = std::vector<size_t>(),
-             nb::arg("states").noconvert() = nb::none())
+             nb::arg("adapters") = AdapterScales(), nb::arg("taps") = std::vector<TapGiven>(),
+             nb::arg("change").none() = nb::none())
         .def("project", &project, nb::arg("name"), nb::arg("rows").noconvert())
         .def("decode", &decode, nb::arg("tokens"), nb::arg("positions"), nb::arg("cells"), nb::arg("views"),
              nb::arg("lengths"), nb::arg("table").noconvert(), nb::arg("slots") = std::vector<int32_t>(),

@@ -159,13 +159,6 @@ void Decoder::Walk::steer(size_t index) {
             if (scale != 0.0f) for (size_t i = 0; i < c_.n_embd; ++i) x[i] += scale * vector[i];
         }
     }
-    if (alone_ && thread_ != 0) return;
-    for (size_t k = 0; k < input_.kept.size(); ++k) {
-        if (input_.kept[k] != index) continue;
-        for (size_t row = first_; row < last_; ++row) {
-            std::memcpy(input_.states + (k * n_ + row) * c_.n_embd, row_of(x_, row), c_.n_embd * sizeof(float));
-        }
-    }
 }
 
 }  // namespace stretto

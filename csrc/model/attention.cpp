@@ -31,10 +31,12 @@ void Decoder::Walk::attention(size_t layer) {
     }
     meet();
     if (a.q_norm.over == Over::kAll || a.k_norm.over == Over::kAll) prepare_whole_rows(layer);
-    const bool in_parts = !a.mixed_norm.there() && quantizes_parts(a.width(), a.group() * a.head_size);
+    const bool is_shown = is_tapped(layer, Site::kHeads);
+    const bool in_parts = !is_shown && !a.mixed_norm.there() && quantizes_parts(a.width(), a.group() * a.head_size);
     attend(layer, false, in_parts);
     meet();
     norm_inner(w.mixed_norm, plan_.mixed, a.width());
+    if (is_shown) show(layer, Site::kHeads, plan_.mixed);
     if (!in_parts) quantize(plan_.mixed, a.width());
     product(w.o.matrix, plan_.mixed, n_, plan_.added, quantized_);
     meet();

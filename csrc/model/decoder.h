@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -17,6 +18,7 @@
 #include "model/collector.h"
 #include "model/config.h"
 #include "model/layer.h"
+#include "model/tap.h"
 #include "model/widths.h"
 #include "threads/pool.h"
 #include "weights/half.h"
@@ -42,8 +44,8 @@ struct Input {
     std::vector<size_t> wanted;           // rows
     std::vector<int32_t> probes;          // cells whose share of attention is asked for
     std::vector<size_t> watched;          // rows whose whole attention is asked for
-    std::vector<size_t> kept;             // layers after which the rows are asked for:
-    float* states = nullptr;              // [kept][n][n_embd]
+    std::vector<Tap> taps;                // sites whose rows are asked for
+    ChangeRows change;                    // of the taps that change them
 };
 
 class Decoder {
@@ -166,6 +168,7 @@ private:
     template <typename Move>
     void each_head(const int32_t* cells, size_t n, Move move) const;
 
+    void change_rows(const Input& input, size_t tap);
     void make_blocks_present(const Input& input);
     void make_plan(Plan& plan, const Input& input, float* out, bool hidden, float* peaks);
     void place_rows(Plan& plan) const;
@@ -213,6 +216,7 @@ private:
     std::vector<size_t> state_begin_;  // of each layer, in a slot
     std::atomic<bool> finite_{true};  // what was ever stored as half floats
     std::vector<float> received_, watched_;
+    std::exception_ptr change_error_;  // of what changes the rows of a pass
     std::unique_ptr<Collector> collector_;  // null: nothing is collected
     bool complete_ = false;  // known to be, since the last tensor was set
     bool reads_integers_ = true;  // whether any product reads activations as integers

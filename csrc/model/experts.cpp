@@ -177,6 +177,7 @@ void Decoder::Walk::experts(size_t layer) {
     int32_t* chosen = alone_ ? own_chosen.data() : plan_.chosen;
     float* weights = alone_ ? own_weights.data() : plan_.chosen_weights;
     route(layer, chosen, weights);
+    if (!input_.taps.empty()) show_experts(layer, chosen, weights);
     group_rows(c, chosen);
     for (size_t g = thread_; g < groups_.size(); g += n_threads_) {
         for (const auto* matrices : {&w.gates, &w.ups, &w.downs}) fetch(*matrices, groups_[g].index);

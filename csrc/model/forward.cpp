@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "model/sums.h"
 #include "model/walk.h"
@@ -26,18 +27,23 @@ void Decoder::forward(const Input& input, float* out, bool hidden, float* peaks)
         const size_t next = std::min(layer + at_once, n_layers);
         const auto job = [&](int thread) {
             Walk walk(*this, plan, thread);
-            if (layer == 0) walk.embed();
+            if (layer == 0) {
+                walk.embed();
+                walk.show(0, Site::kEmbedding, walk.residual());
+            }
             for (size_t i = layer; i < next; ++i) {
                 walk.layer(i);
                 if (i < config_.deepstack) walk.add_features(i);
-                if (!plan.adapted.empty() || !input.kept.empty()) walk.steer(i);
+                if (!plan.adapted.empty()) walk.steer(i);
+                walk.show(i, Site::kResidual, walk.residual());
             }
             if (next == n_layers) walk.logits();
         };
         plan.narrowed.store(0, std::memory_order_relaxed);  // walks count from their beginning
         pool_.run(job, Measured::kYes, input.n);
         layer = next;
-    } while (layer < n_layers);
+    } while (layer < n_layers && !change_error_);
+    if (change_error_) std::rethrow_exception(std::exchange(change_error_, nullptr));
 
     const size_t n_probes = input.probes.size();
     received_.assign(input.n * n_probes, 0.0f);
@@ -100,7 +106,7 @@ void Decoder::Walk::layer(size_t index) {
         meet();
     }
     if (config.mixer != MixerKind::kNone) {
-        norm_rows(weights.norm);
+        norm_rows(weights.norm, index, Site::kMixerIn);
         if (config.low_rank.rank) product(weights.beside.low_rank_in, normed_, n_, plan_.narrow, quantized_);
         float* added = plan_.added;
         if (config.has_attention()) {
@@ -111,8 +117,10 @@ void Decoder::Walk::layer(size_t index) {
             recurrent(index, weights.o, plan_.added);
         }
         if (config.mixer == MixerKind::kBeside) {
+            show(index, Site::kMixerOut, added);
             quantize(normed_, c_.n_embd);
             recurrent(index, weights.recurrent.out, plan_.other);
+            show(index, Site::kRecurrentOut, plan_.other);
             for (size_t row = first_; row < last_; ++row) {
                 std::memcpy(row_of(sum_, row), row_of(plan_.added, row), c_.n_embd * sizeof(float));
                 kernel_.add(row_of(sum_, row), row_of(plan_.other, row), c_.n_embd);
@@ -120,7 +128,11 @@ void Decoder::Walk::layer(size_t index) {
             added = sum_;
         }
         if (config.parallel) renorm_before(weights.ffn_norm);
-        add_rows(added, weights.o.bias, weights.post_norm, config.residual_scale);
+        if (config.mixer == MixerKind::kBeside) {
+            add_rows(added, weights.o.bias, weights.post_norm, config.residual_scale);
+        } else {
+            add_output(index, Site::kMixerOut, added, weights.o.bias, weights.post_norm, config.residual_scale);
+        }
         norm_sums(weights.sum_norm);
     }
     if (config.low_rank.rank) add_low_rank(index);
@@ -132,18 +144,20 @@ void Decoder::Walk::feed_forward(size_t index) {
     const LayerConfig& config = c_.layers[index];
     const Layer& weights = d_.layers_[index];
     if (config.parallel) {
+        show(index, Site::kFeedIn, normed_);
         quantize(normed_, c_.n_embd);  // what the mixer read, or the stream that it read with a norm of its own
     } else {
-        norm_rows(weights.ffn_norm);
+        norm_rows(weights.ffn_norm, index, Site::kFeedIn);
     }
     if (config.ffn == FeedForwardKind::kDense) {
         const Quantized& inner = dense(config.dense, weights.dense, normed_);
         product(weights.dense.down.matrix, plan_.gate, n_, plan_.added, inner);
         meet();
-        add_rows(plan_.added, weights.dense.down.bias, weights.post_ffn_norm, config.residual_scale);
+        add_output(index, Site::kFeedOut, plan_.added, weights.dense.down.bias, weights.post_ffn_norm,
+                   config.residual_scale);
     } else {
         experts(index);
-        add_rows(sum_, {}, weights.post_ffn_norm, config.residual_scale);
+        add_output(index, Site::kFeedOut, sum_, {}, weights.post_ffn_norm, config.residual_scale);
     }
     norm_sums(weights.ffn_sum_norm);
 }
@@ -174,7 +188,7 @@ void Decoder::Walk::quantize_part(const float* x, size_t columns, size_t row, si
     kernel_.quantize(x + from, to - from, first, part);
 }
 
-void Decoder::Walk::norm_rows(const Norm& norm) {
+void Decoder::Walk::norm_rows(const Norm& norm, size_t layer, Site site) {
     for (size_t row = first_; row < last_; ++row) {
         if (norm.config.there()) {
             d_.normalize(norm, row_of(x_, row), c_.n_embd, row_of(normed_, row));
@@ -182,6 +196,7 @@ void Decoder::Walk::norm_rows(const Norm& norm) {
             std::memcpy(row_of(normed_, row), row_of(x_, row), c_.n_embd * sizeof(float));
         }
     }
+    show(layer, site, normed_);
     quantize(normed_, c_.n_embd);
 }
 

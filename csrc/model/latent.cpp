@@ -39,6 +39,7 @@ void Decoder::Walk::latent(size_t layer) {
         }
     }
     meet();
+    show(layer, Site::kHeads, plan_.heads);
     quantize(plan_.heads, n_head * l.value_size);
     product(w.o.matrix, plan_.heads, n_, plan_.added, quantized_);
     meet();

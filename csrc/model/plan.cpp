@@ -300,7 +300,7 @@ void Decoder::carve(Plan& plan) {
             thread.partial = partial(kRowsAtOnce * most.group);
             thread.total = partial(kRowsAtOnce * most.group);
             thread.product.pairs = floats(precision_ == Precision::kHigh ? kPairFloats : 0);
-            thread.adapted = carver.quantized(ranks && n > 1 ? kAdaptedRows : 0, most.input, kMostLanes);
+            thread.adapted = carver.quantized(ranks && !plan.alone ? kAdaptedRows : 0, most.input, kMostLanes);
             plan.threads.push_back(thread);
         }
         return carver.used();
@@ -312,7 +312,7 @@ void Decoder::make_plan(Plan& plan, const Input& input, float* out, bool hidden,
     const Config& c = config_;
     plan.input = &input;
     plan.most = widths_;
-    plan.alone = input.n == 1;
+    plan.alone = input.n == 1 && input.taps.empty();
     plan.out = out;
     plan.peaks = peaks;
     plan.hidden = hidden;

@@ -48,7 +48,7 @@ struct Decoder::Thread {
 struct Decoder::Plan {
     const Input* input;
     Widths most;
-    bool alone;               // a single row
+    bool alone;               // a single row, of which each thread has a copy
     std::vector<char> split;  // by layer: attention's spans are work of their own
     bool meets_if_split;      // threads meet before they attend, where spans are work of their own
     size_t own_span = 0;      // where a single row has its own cell, if they do not

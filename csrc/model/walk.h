@@ -15,7 +15,10 @@ public:
     void embed();
     void layer(size_t index);
     void add_features(size_t index);
-    void steer(size_t index);  // adds adapters' vectors, and keeps rows that are asked for
+    void steer(size_t index);  // adds adapters' vectors
+    // Shows rows at a site to those who have asked for them.
+    void show(size_t layer, Site site, float* rows);
+    float* residual() const { return x_; }
     // How much of its view each row sees in a layer.
     const int32_t* ends_of(size_t layer) const;
     void logits();  // and what is before them: the last norm
@@ -50,11 +53,14 @@ private:
         return !alone_ && d_.reads_integers_ && d_.precision_ == Precision::kStandard && columns % kBlock == 0 && part % kBlock == 0;
     }
     void quantize_part(const float* x, size_t columns, size_t row, size_t from, size_t to, const Quantized& out) const;
-    void norm_rows(const Norm& norm);
+    void norm_rows(const Norm& norm, size_t layer, Site site);
     void renorm_before(const Norm& norm);
     void norm_sums(const Norm& norm);
     void norm_inner(const Norm& norm, float* rows, size_t columns);
     void add_rows(float* rows, const std::vector<float>& bias, const Norm& post, float scale);
+    void add_output(size_t layer, Site site, float* rows, const std::vector<float>& bias, const Norm& post, float scale);
+    bool is_tapped(size_t layer, Site site) const;
+    void show_experts(size_t layer, const int32_t* chosen, float* weights);
     // Calls multiply(piece), then finish(piece), for the pieces of a product that this thread gets to do. Where A x is still
     // being computed, all that it gets are multiplied first.
     template <typename M, typename F>

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stretto.backends.base import Batch
     from stretto.drafts import DraftModel, PromptLookup, SuffixLookup
     from stretto.engine import Edit, Limits, Result, Sequence, Step, Token
+    from stretto.engine.inside import Capture, Captured, Patch
     from stretto.engine.params import Options
     from stretto.engine.types import ToolCall
     from stretto.errors import (
@@ -58,6 +59,7 @@ _HOMES = {
     "stretto.backends.base": ("Batch",),
     "stretto.drafts": ("DraftModel", "PromptLookup", "SuffixLookup"),
     "stretto.engine": ("Edit", "Limits", "Result", "Sequence", "Step", "Token"),
+    "stretto.engine.inside": ("Capture", "Captured", "Patch"),
     "stretto.engine.params": ("Options",),
     "stretto.engine.types": ("ToolCall",),
     "stretto.errors": (
@@ -94,6 +96,8 @@ __all__ = [
     "Batch",
     "CacheFull",
     "Cancelled",
+    "Capture",
+    "Captured",
     "ContextOverflow",
     "DraftModel",
     "Edit",
@@ -108,6 +112,7 @@ __all__ = [
     "ModelError",
     "NativeHook",
     "Options",
+    "Patch",
     "PromptLookup",
     "PullError",
     "QueueFull",

@@ -194,8 +194,8 @@ class Decoder:
         causal: NDArray[np.int32] | None = None,
         types: NDArray[np.int32] | None = None,
         adapters: list[tuple[int, NDArray[np.float32]]] = ...,
-        kept: list[int] = ...,
-        states: NDArray[np.float32] | None = None,
+        taps: list[tuple[int, int, NDArray[np.int32], NDArray[np.float32], bool]] = ...,
+        change: Callable[[int], None] | None = None,
     ) -> NDArray[np.float32]: ...
     def project(self, name: str, rows: NDArray[np.float32]) -> NDArray[np.float32]: ...
     def decode(

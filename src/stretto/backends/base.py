@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto._native import Mixture
-from stretto.backends.batch import Adapts, Batch, Decoding, LoRA, Mix
+from stretto.backends.batch import Adapts, Batch, Decoding, LoRA, Mix, Tap
 from stretto.errors import Unsupported
 from stretto.hooks import NativeHook
 from stretto.models.parts import POOLINGS, Head, Pooling
@@ -20,7 +20,6 @@ from stretto.sampling.sampler import RandomStream
 
 __all__ = [
     "POOLINGS",
-    "Activates",
     "Adapts",
     "Backend",
     "Batch",
@@ -42,6 +41,7 @@ __all__ = [
     "Projects",
     "SamplesRows",
     "Settles",
+    "Tap",
 ]
 
 
@@ -148,6 +148,7 @@ class Capabilities:
     embeddings: bool = True  # batches may hold vectors instead of tokens
     hidden: bool = True  # final hidden states
     attention: bool = False  # attention weights (Batch.probe, Batch.watch)
+    sites: bool = False  # rows at sites within layers are shown and changed (Batch.taps)
     fused: bool = False  # several tokens without going back to the engine (`loop`)
     ahead: bool = False  # that is faster, so that a lone request does it unless it says otherwise
 
@@ -271,15 +272,6 @@ class Projects(Protocol):
 
         Each row's result has the same bits whatever the others are.
         """
-        ...
-
-
-@runtime_checkable
-class Activates(Protocol):
-    """The part of a backend that shows the residual stream between layers."""
-
-    def activations(self, batch: Batch, layers: list[int]) -> Floats:
-        """float32[layers, n, n_embd]: of all rows of a placed batch, at the end of layers."""
         ...
 
 

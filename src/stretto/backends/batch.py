@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -14,10 +14,11 @@ from stretto.cache.checks import MAX_POSITION, check_members
 from stretto.cache.lags import GridPlace, rotated_positions, set_lags
 from stretto.cache.slots import Group, Moves
 from stretto.errors import InvalidRequest
+from stretto.models.sites import Site
 from stretto.models.spec import ModelSpec
 from stretto.weights.adapters import LoRA, Pair
 
-__all__ = ["Adapts", "Batch", "Decoding", "LoRA", "Mix", "Placement", "find_changes", "make_scales"]
+__all__ = ["Adapts", "Batch", "Decoding", "LoRA", "Mix", "Placement", "Tap", "find_changes", "make_scales"]
 
 
 # The cells of a batch, as a backend gets them.
@@ -159,6 +160,23 @@ def find_changes(spec: ModelSpec, pairs: Mapping[str, Pair]) -> dict[str, Pair]:
     return found
 
 
+# Sites of a pass whose rows are shown to those who ask, or changed by them (models/sites.py).
+
+
+@dataclass(frozen=True)
+class Tap:
+    """Some rows of a batch at a site. The pass copies them into `values`, float32[n, width].
+
+    `change` is then called with the values, if there is one, and changes them in place: the pass goes on with
+    what they are then. Taps of one site come in the order of the batch's list.
+    """
+
+    site: Site
+    rows: Ints  # int32[n], in order
+    values: Floats
+    change: Callable[[Floats], None] | None = None
+
+
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Mixes = list[Mix | None] | None  # of each row; None: no row has any
@@ -188,6 +206,7 @@ class Batch:
         self._places: dict[int, GridPlace] = {}  # rows whose positions are rows and columns of an image
         self._types: dict[int, int] = {}  # rows whose token type is not 0
         self._mixes: dict[int, Mix] = {}  # rows that are computed with adapters
+        self.taps: list[Tap] = []
         self._placement: Placement | None = None
         self.moves = NO_MOVES  # of slots, that must be done before the pass
         self.probes = NO_PROBES  # cells whose share of attention is asked for
@@ -294,6 +313,13 @@ class Batch:
         """Have the rows from `first` on computed with adapters."""
         if mix is not None:
             self._mixes |= dict.fromkeys(range(first, len(self._tokens)), mix)
+
+    def tap(self, site: Site, rows: Sequence[int], change: Callable[[Floats], None] | None = None) -> Tap:
+        """Have rows, in order, copied at a site of the pass, and changed there."""
+        n = len(rows)
+        tap = Tap(site, np.array(rows, np.int32), np.zeros((n, site.width), np.float32), change)
+        self.taps.append(tap)
+        return tap
 
     def placed(self, placement: Placement) -> None:
         """Place its tokens into cells that the caller has found."""
@@ -438,7 +464,7 @@ class Decoding(Batch):
     advances the state in slot `slots[i]`; the list is empty if the model has none.
     """
 
-    probes, received, watched, attention = NO_PROBES, None, [], []  # not in a decode step
+    probes, received, watched, attention, taps = NO_PROBES, None, [], [], []  # not in a decode step
 
     def __init__(self, cells: Cells, tokens: list[int], sequences: list[int], mixes: Mixes = None) -> None:
         self.ids = tokens  # the lists of `Batch` are not needed here

@@ -50,7 +50,7 @@ class NativeBackend:
     """Runs a model on the CPU."""
 
     name = "native"
-    capabilities = Capabilities(attention=True, fused=True, ahead=True)
+    capabilities = Capabilities(attention=True, sites=True, fused=True, ahead=True)
 
     def __init__(
         self,
@@ -141,12 +141,6 @@ class NativeBackend:
             self._open.remove_adapter(number)
             raise
         self._adapters[name] = number
-
-    def activations(self, batch: Batch, layers: list[int]) -> Floats:
-        """float32[layers, n, n_embd]: the residual stream of all rows at the end of layers."""
-        states = np.empty((len(layers), len(batch), self.spec.n_embd), np.float32)
-        self._run(batch, True, layers, states.reshape(-1))
-        return states
 
     def unload_adapter(self, name: str) -> None:
         """Free an adapter."""
@@ -277,9 +271,7 @@ class NativeBackend:
             raise InvalidRequest("the model is closed; load it again")
         return self.decoder
 
-    def _run(
-        self, batch: Batch, hidden: bool, layers: Sequence[int] = (), states: Floats | None = None
-    ) -> Floats:
+    def _run(self, batch: Batch, hidden: bool) -> Floats:
         placement = batch.placement
         if placement is None:
             raise InvalidRequest("the batch has no cells yet; call batch.place(cells) first")
@@ -301,8 +293,11 @@ class NativeBackend:
             placement.causal,
             batch.types if batch.has_types else None,
             self._scales(batch),
-            list(layers),
-            states,
+            [
+                (tap.site.layer, int(tap.site.kind), tap.rows, tap.values, tap.change is not None)
+                for tap in batch.taps
+            ],
+            lambda index: _change(batch, index),
         )
         if len(batch.probes):
             batch.received = self._open.received().reshape(len(batch), len(batch.probes))
@@ -315,3 +310,10 @@ class NativeBackend:
                 block.reshape(*shape, n) for block, n in zip(blocks, lengths.tolist(), strict=True)
             ]
         return rows
+
+
+def _change(batch: Batch, index: int) -> None:
+    """Have the values of a tap changed, in the middle of a pass."""
+    tap = batch.taps[index]
+    if tap.change is not None:
+        tap.change(tap.values)

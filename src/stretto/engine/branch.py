@@ -14,6 +14,7 @@ import numpy as np
 from stretto.engine.adapters import check_same
 from stretto.engine.decoders.plain import PlainDecoder
 from stretto.engine.engine import Engine
+from stretto.engine.inside import Taps
 from stretto.engine.output import TextOutput, Thoughts
 from stretto.engine.params import Branching, RequestParams
 from stretto.engine.request import Request
@@ -21,6 +22,7 @@ from stretto.engine.sequence import Sequence, track_in
 from stretto.engine.track import Track
 from stretto.engine.types import Result
 from stretto.errors import ContextOverflow, InvalidRequest
+from stretto.models.sites import list_sites
 from stretto.sampling.sampler import RandomStream
 from stretto.text.reasoning import Reasoning
 
@@ -129,6 +131,7 @@ def _text_request(
 ) -> Request[PlainDecoder]:
     runner, tokenizer = engine.runner, engine.tokenizer
     adapt(engine, track, params, keep_track)
+    tap(engine, track, params, keep_track)
     track.running = True
     track.n_prompt = min(track.n_prompt, len(track.tokens) - params.continues)
     guide, speculation = _constraint(engine, track, params), None
@@ -166,6 +169,22 @@ def adapt(engine: Engine, track: Track, params: RequestParams, is_sequence: bool
             check_same(track, mix)
         else:
             track.adapt(mix)
+
+
+def tap(engine: Engine, track: Track, params: RequestParams, is_sequence: bool = False) -> None:
+    """Have what a request captures and changes tapped in the passes of its track."""
+    if params.capture is None and not params.patch:
+        return
+    engine.backend.capabilities.require("sites", engine.backend.name)
+    if params.patch and is_sequence:
+        raise InvalidRequest(
+            "a sequence that goes on would have cells of a changed pass; give its tokens (seq.tokens) as the "
+            "prompt instead",
+            param="patch",
+        )
+    track.taps = Taps(list_sites(engine.runner.spec), params.capture, params.patch, len(track.tokens))
+    if track.taps.reads_prompt and not is_sequence:
+        track.make_private()
 
 
 def new_guide(params: RequestParams) -> Guide | None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.engine.adapters import Parts, adapter_parts
+from stretto.engine.inside import Capture, Patch
 from stretto.engine.types import EditMode, Token
 from stretto.errors import InvalidRequest, wrong_value
 from stretto.hooks import NativeHook
@@ -79,6 +80,8 @@ class RequestParams:
     reasoning: bool = False
     reasoning_budget: int | None = None
     adapter: Parts = ()
+    capture: Capture | None = None
+    patch: tuple[Patch, ...] = ()
     cache_salt: str | None = None
     continues: int = 0
     scored: bool = False
@@ -156,6 +159,13 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
     rest["adapter"] = adapter_parts(rest.get("adapter"))
     rest["hooks"] = _all("hooks", rest.get("hooks", ()), callable, "functions")
     rest["draft"] = _drafter(rest)
+    patches = rest.get("patch", ())
+    patches = (patches,) if isinstance(patches, Patch) else patches
+    rest["patch"] = _all("patch", patches, lambda one: isinstance(one, Patch), "stretto.Patch values")
+    if not isinstance(rest.get("capture"), Capture | None):
+        raise wrong_value("capture", rest["capture"], "a stretto.Capture, such as Capture('residual')")
+    if rest.get("capture") is not None or rest["patch"]:
+        rest["may_run_ahead"] = False
     stops = rest.pop("stop", ())
     stops = (stops,) if isinstance(stops, str) or callable(stops) else stops
     if "" in (stops if isinstance(stops, (list, tuple)) else ()):
@@ -290,6 +300,16 @@ _REFUSED = {  # this, beside these: why
     "best_of": {
         "beams": "best_of samples and beams search; give one of them",
     },
+    **{
+        taps: {
+            "n, best_of, beams": "texts that share a prompt share its passes; give a list of prompts",
+            "draft": "drafted tokens are computed and may not be part of the text; leave it out",
+            "edits": "cells of another text were not computed by this request; leave it out",
+            FUSED: "the fused loop shows nothing of its passes; leave loop out",
+            SHIFT: "places of tokens would move; leave it out",
+        }
+        for taps in ("capture", "patch")
+    },
     "beams": {
         "temperature, top_k, top_p, min_p, seed": "a beam search draws nothing; leave it out",
         "logprobs, logprob_tokens": "every result has the score of its hypothesis (logprob); leave it out",
@@ -322,6 +342,7 @@ _REFUSED = {  # this, beside these: why
         "reasoning": "the text of a run is a path through its sets; read it as it is",
         "continues": "the text of a run starts after its prompt; leave it out",
         "overflow, keep": "positions of sets cannot be moved; a run ends at the end of the context",
+        "capture, patch": "tokens of one position share a pass; capture with llm.generate",
         "n, best_of": "the same run comes every time; give a list of prompts for several",
         "beams": "all probable tokens are kept already; max_width says how many",
         "length_penalty": "it is for beams; leave it out",
@@ -370,6 +391,8 @@ def _given(options: Mapping[str, Any]) -> Collection[str]:
         found.add(FUSED)
     if options.get("overflow") == "shift":
         found.add(SHIFT)
+    if options.get("edits") == "recompute":
+        found.discard("edits")
     hooks = options.get("hooks") or ()
     if isinstance(hooks, Iterable) and all(isinstance(hook, NativeHook) for hook in hooks):
         found.discard("hooks")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import POOLINGS, Activates, Batch, Head, Pooling, Projects
+from stretto.backends.base import POOLINGS, Batch, Head, Pooling, Projects
 from stretto.engine.adapters import adapter_parts, check_same
 from stretto.engine.decoders.passes import (
     EmbedPass,
@@ -28,6 +28,7 @@ from stretto.engine.request import Request
 from stretto.engine.runner import Runner
 from stretto.engine.sequence import Sequence, prepare, track_in
 from stretto.errors import ContextOverflow, InvalidRequest, Unsupported, wrong_value
+from stretto.models.sites import list_sites
 from stretto.sampling.sampler import RandomStream
 
 __all__ = [
@@ -100,7 +101,7 @@ def compute_activations(
 ) -> Floats:
     """float32[layers, n, n_embd]: the residual stream of a text at the end of layers."""
     runner = engine.runner
-    if not isinstance(runner.backend, Activates) or runner.spec.streams is not None:
+    if not runner.backend.capabilities.sites or runner.spec.streams is not None:
         raise Unsupported(
             f"the {runner.backend.name} backend does not show activations of this model; backend='native' "
             "does, of models with one residual stream"
@@ -109,7 +110,7 @@ def compute_activations(
         raise InvalidRequest("a text of at least one token, without images, is needed", param="text")
     if not layers or not all(type(one) is int and 0 <= one < runner.spec.n_layer for one in layers):
         raise wrong_value("layers", layers, f"a list of numbers from 0 to {runner.spec.n_layer - 1}")
-    mix, found = runner.adapters.mix(adapter_parts(adapter)), []
+    mix, found, sites = runner.adapters.mix(adapter_parts(adapter)), [], list_sites(runner.spec)
     with engine.arrivals.arriving(), engine.lock:
         runner.check_open()
         sequence = runner.borrowed.take(borrower := Borrower())
@@ -118,7 +119,10 @@ def compute_activations(
                 batch = Batch()
                 batch.extend(tokens[first : first + runner.chunk], first, (sequence,))
                 batch.adapt(0, mix)
-                found.append(runner.activations(batch, layers))
+                rows = range(len(batch))
+                taps = [batch.tap(sites[f"layers.{layer}.residual"], rows) for layer in layers]
+                runner.forward(batch)
+                found.append(np.stack([tap.values for tap in taps]))
         finally:
             runner.borrowed.give_back(borrower, [sequence])
     return np.concatenate(found, axis=1)

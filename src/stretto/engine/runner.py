@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.base import (
-    Activates,
     Backend,
     Batch,
     Decoding,
@@ -156,6 +155,8 @@ class Runner(CellPool):
             first = len(batch)
             wanted.append((source, source.fill(batch, n), len(batch) - first))
             batch.adapt(first, source.track.mix)
+            if source.track.taps is not None:
+                source.track.taps.ask(batch, first, source.track.n_placed, source.track.tokens)
         (_, rows), start = self.run_batch(self._placing(batch), self._rows_of(hidden)), 0
         for source, n_rows, n in wanted:
             if n > source.step_tokens:
@@ -163,6 +164,8 @@ class Runner(CellPool):
             else:
                 self.metrics.decoded_tokens += n
             source.take(rows[start : start + n_rows])
+            if source.track.taps is not None:
+                source.track.taps.take()
             start += n_rows
             if source.track.checkpoints is not None:
                 source.track.checkpoints.mark(source.track.n_placed, len(source.track))
@@ -279,13 +282,6 @@ class Runner(CellPool):
                 batch.forget_placement()
                 raise
             return host_rows(rows, self.spec.n_vocab)
-
-    def activations(self, batch: Batch, layers: list[int]) -> Floats:
-        """Place a batch and run it: float32[layers, n, n_embd], the residual stream at the end of layers."""
-        backend = self.backend
-        assert isinstance(backend, Activates)
-        batch.check(self.spec.n_vocab, self.spec.n_vector, self.context_length)
-        return self.run_batch(self._placing(batch), lambda placed: backend.activations(placed, layers))[1]
 
     def shift(self, sequence: int, start: int, stop: int | None, delta: int, lag: int = 0) -> None:
         """Move a sequence's tokens to other positions, rotating their keys; shared cells are copied first.

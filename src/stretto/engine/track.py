@@ -18,6 +18,7 @@ from stretto.cache.items import ImageToken, bare
 from stretto.cache.prefix import COMMON, CacheKey, Domain
 from stretto.cache.slots import Slots
 from stretto.drafts.base import NO_DRAFT, ROOT, DraftTree
+from stretto.engine.inside import Taps
 from stretto.engine.tokens import add_vectors, uncut
 from stretto.engine.types import Approximate, EditMode
 from stretto.errors import ContextOverflow, InvalidRequest
@@ -225,6 +226,7 @@ class Track:
         "running",
         "shown",
         "step_tokens",
+        "taps",
         "tokens",
         "unowned",
         "unwanted",
@@ -244,6 +246,7 @@ class Track:
         self.differs_at: int | None = None  # where it leaves the nearest cached prompt, if it does
         self.has_images = False
         self.mix: Mix | None = None  # the adapters that its tokens are computed with
+        self.taps: Taps | None = None  # what its request captures and changes within passes
         self.domain: Domain = COMMON  # in which it shares cells with others
         self.resume: int | None = None  # the position of the first token without a cell, if not at the end
         self.logits: Row | DeviceRow | None = None  # of the last token, while they are valid
@@ -311,8 +314,8 @@ class Track:
 
     @property
     def at_end(self) -> bool:
-        """Whether just the last token is pending and goes behind the last cell."""
-        if self.draft:
+        """Whether just the last token is pending and goes behind the last cell, in a pass without taps."""
+        if self.draft or self.taps is not None:
             return False
         view = self._views.get(self.id)
         n = len(self.tokens)

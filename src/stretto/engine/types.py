@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from stretto.engine.inside import Captured
+
 FinishReason = Literal["stop", "length", "repetition", "timeout", "cancelled"]
 EditMode = Literal["recompute", "shift", "heal"]
 Approximate = Literal["shift", "heal", "hole"]  # modes that leave K and V which another text would not have
@@ -162,6 +164,7 @@ class Result:
     those found in the answer of a chat with tools; `text` is then the rest of the answer. `reasoning` is what
     the model thought before it answered, where that is told apart (stretto docs chat): `text` is then
     the answer alone, which starts at `tokens[answer_start]` (with `continues` perhaps before them: negative).
+    `captured` has the values that `capture` asked for (stretto docs inside).
     """
 
     text: str
@@ -176,6 +179,7 @@ class Result:
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning: str = ""
     answer_start: int = 0
+    captured: Captured | None = field(default=None, repr=False)
 
     @property
     def message(self) -> dict[str, Any]:

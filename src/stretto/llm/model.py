@@ -35,6 +35,7 @@ from stretto.llm.prompts import Prompt, prompt_ids
 from stretto.llm.scoring import Adapter, Scoring
 from stretto.llm.texts import Texts, is_list, new_runs
 from stretto.loading.choose import Route
+from stretto.models.sites import Site, list_sites
 from stretto.options.documenting import document_options
 from stretto.options.generating import CACHE_SALT, PARALLEL, SAMPLING
 from stretto.sampling.sampler import RandomStream
@@ -376,6 +377,14 @@ class LLM(Texts, Scoring, EngineModel):
         """
         ids = prompt_ids(self._engine, text, param="text")
         return compute_activations(self._engine, ids, list(layers), adapter)
+
+    def sites(self) -> dict[str, Site]:
+        """The places in the layers of this model whose values can be captured and changed, by name.
+
+        >>> llm.sites()["layers.3.attn.heads"].heads
+        9
+        """
+        return list_sites(self.spec)
 
     def unload_adapter(self, name: str) -> None:
         """Free an adapter; while a sequence or a request uses it, that raises `InvalidRequest`."""

@@ -160,6 +160,12 @@ CONTEXT = table(
         "A loaded adapter by name, or names with a scale for each (stretto docs adapters); None for no "
         "adapter.",
         at=f"{TEXTS} parallel", aka=("lora", "lora_request", "lora_name", "lora_adapter", "adapter_name")),
+    Option("capture", "Capture | None", None,
+        "Values within the model's layers that the result has, token by token (stretto docs inside).",
+        aka=("output_hidden_states", "output_attentions", "output_router_logits", "return_hidden_states")),
+    Option("patch", "Patch | Iterable[Patch]", (),
+        "Changes of values within the model's layers (stretto docs inside).", words="Patch | list",
+        aka=("interventions", "fwd_hooks")),
     Option("cache_salt", "str | None", None,
         "Share cached prefixes and images with prompts of the same salt only.",
         at=f"{TEXTS} parallel", test=_is_salt,

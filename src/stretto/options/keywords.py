@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from stretto.drafts import Drafter
+    from stretto.engine.inside import Capture, Patch
     from stretto.engine.types import Token
     from stretto.parallel.types import Member, ParallelStep
     from stretto.structured import Grammar
@@ -64,6 +65,8 @@ class Keywords(SamplingOptions, total=False):
     reasoning: bool
     reasoning_budget: int | None
     adapter: str | Mapping[str, float] | None
+    capture: Capture | None
+    patch: Patch | Iterable[Patch]
     cache_salt: str | None
     continues: int
 

@@ -7,7 +7,7 @@ dense mask here, made from the views or given by hand. Each kind of mixer and fe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,7 @@ from stretto.models.mixers import (
     Mamba2,
     Mixer,
 )
+from stretto.models.sites import Kind
 from stretto.models.spec import Layer, ModelSpec
 from stretto.weights.adapters import Pair
 from stretto.weights.gguf import GGUF
@@ -62,7 +63,6 @@ class Computed:
     hidden: Floats  # float32[n, n_embd], after the last norm
     # Of each layer that attends: float32[n_head, n, n_cells]; empty unless asked for.
     attention: list[Floats]
-    states: list[Floats] = field(default_factory=list)  # float32[n, n_embd] at the end of each layer
 
 
 class ReferenceBackend:
@@ -70,7 +70,7 @@ class ReferenceBackend:
 
     name = "reference"
     precision = "exact"
-    capabilities = Capabilities(attention=True)
+    capabilities = Capabilities(attention=True, sites=True)
     active_threads = 1
 
     def __init__(self, file: GGUF, spec: ModelSpec, n_cells: int, n_slots: int = 1) -> None:
@@ -127,11 +127,6 @@ class ReferenceBackend:
     def unload_adapter(self, name: str) -> None:
         """Free an adapter."""
         del self._adapters[name], self._vectors[name]
-
-    def activations(self, batch: Batch, layers: list[int]) -> Floats:
-        """float32[layers, n, n_embd]: the residual stream of all rows at the end of layers."""
-        states = self.compute(batch).states
-        return np.stack([states[layer] for layer in layers])
 
     def _changes(self, batch: Batch, rows: Ints | slice = slice(None)) -> Changes:
         """What the adapters of a batch add to products of some of its rows."""
@@ -190,7 +185,8 @@ class ReferenceBackend:
             run.inputs = feed_forward.inputs(spec.per_layer, whole, batch, x)
         if spec.streams is not None:
             x = feed_forward.spread(whole, x)
-        states, scales = [], make_scales(batch.mixes or ())
+        x = run.tap(0, Kind.EMBEDDING, x)
+        scales = make_scales(batch.mixes or ())
         for i, layer in enumerate(spec.layers):
             x = (self.layer if layer.streams is None else self._streams_layer)(i, layer, x, run)
             if i < spec.deepstack:
@@ -199,10 +195,10 @@ class ReferenceBackend:
             for name, each in scales.items():
                 if i in self._vectors[name]:
                     x = x + each[:, None] * self._vectors[name][i]
-            states.append(x)
+            x = run.tap(i, Kind.RESIDUAL, x)
         if spec.streams is not None:
             x = feed_forward.merge(whole, x)
-        return Computed(whole.norm(spec.output_norm, x), run.attention, states)
+        return Computed(whole.norm(spec.output_norm, x), run.attention)
 
     def _mask(self, placement: Placement, lengths: Ints) -> Mask:
         """bool[n, n_cells]: the first `lengths` cells of each row's view."""
@@ -223,13 +219,16 @@ class ReferenceBackend:
         if layer.parallel and layer.ffn_norm is not None:
             before = w.norm(layer.ffn_norm, x)
         if layer.mixer is not None:
-            x = x + scale * w.norm(layer.post_norm, mix(layer.mixer, w, i, normed, run))
+            made = run.tap(i, Kind.MIXER_IN, normed)
+            made = mix(layer.mixer, w, i, made, run)
+            x = x + scale * w.norm(layer.post_norm, made)
             x = w.norm(layer.sum_norm, x)
         if layer.low_rank is not None:
             x = (x + feed_forward.low_rank(layer.low_rank, w, normed)) * np.float32(0.5**0.5)
         if layer.ffn is not None:
-            normed = before if layer.parallel else w.norm(layer.ffn_norm, x)
-            x = x + scale * w.norm(layer.post_ffn_norm, feed(layer.ffn, w, normed, given))
+            normed = run.tap(i, Kind.FEED_IN, before if layer.parallel else w.norm(layer.ffn_norm, x))
+            made = run.tap(i, Kind.FEED_OUT, feed(layer.ffn, w, i, normed, given, run))
+            x = x + scale * w.norm(layer.post_ffn_norm, made)
             x = w.norm(layer.ffn_sum_norm, x)
         if layer.input is not None and run.inputs is not None:
             x = x + feed_forward.from_input(layer.input, w, x, run.inputs[i])
@@ -332,13 +331,19 @@ MIXERS: dict[type, Callable[..., Floats]] = {
 def mix(mixer: Mixer, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floats:
     """The output of a layer's mixer for normalised x, by its kind."""
     if isinstance(mixer, Beside):
-        return mix(mixer.attention, w, i, x, run) + mix(mixer.other, w, i, x, run)
+        other = mix_one(mixer.other, w, i, x, run)
+        return mix(mixer.attention, w, i, x, run) + run.tap(i, Kind.RECURRENT_OUT, other)
+    return run.tap(i, Kind.MIXER_OUT, mix_one(mixer, w, i, x, run))
+
+
+def mix_one(mixer: Mixer, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floats:
+    """The output of a mixer that is not two."""
     return MIXERS[type(mixer)](mixer, w, i, x, run)
 
 
-def feed(ffn: FeedForward, w: LayerWeights, x: Floats, given: Floats) -> Floats:
+def feed(ffn: FeedForward, w: LayerWeights, i: int, x: Floats, given: Floats, run: Pass) -> Floats:
     """The output of a layer's feed-forward for normalised x, by its kind; `given`: what the layer got."""
-    return dense(ffn, w, x) if isinstance(ffn, Dense) else experts(ffn, w, x, given)
+    return dense(ffn, w, x) if isinstance(ffn, Dense) else experts(ffn, w, i, x, given, run)
 
 
 def _row_of(attention: list[Floats], batch: Batch, row: int) -> Floats:

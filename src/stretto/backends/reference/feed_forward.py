@@ -6,9 +6,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.base import Batch
-from stretto.backends.reference.layer import ACTIVATIONS, Floats, LayerWeights, gelu, sigmoid, softmax, xielu
+from stretto.backends.reference.layer import (
+    ACTIVATIONS,
+    Floats,
+    LayerWeights,
+    Pass,
+    gelu,
+    sigmoid,
+    softmax,
+    xielu,
+)
 from stretto.models.feed_forward import Dense, Experts, Routing
 from stretto.models.parts import LayerInput, LowRank, PerLayer, Streams
+from stretto.models.sites import Kind
 from stretto.models.spec import Layer
 
 
@@ -31,13 +41,15 @@ def dense(ffn: Dense, w: LayerWeights, x: Floats) -> Floats:
     return w.matmul(w.norm(ffn.inner_norm, act(gate) * up), f"ffn_down{s}")
 
 
-def experts(ffn: Experts, w: LayerWeights, x: Floats, before: Floats) -> Floats:
+def experts(ffn: Experts, w: LayerWeights, i: int, x: Floats, before: Floats, run: Pass) -> Floats:
     """The chosen experts of each row, weighted, and the shared one; `before`: what the layer got."""
     read = before if ffn.routing.early else w.norm(ffn.routing.norm, x)
     scores = w.matmul(read, "ffn_gate_inp") * np.float32(ffn.routing.score_scale)
     chosen, weights = route(ffn.routing, scores, w.get("exp_probs_b.bias"))
     if ffn.output_scale:
         weights = weights * w["ffn_down_exps.scale"][chosen]
+    run.tap(i, Kind.EXPERTS, chosen.astype(np.float32))
+    weights = run.tap(i, Kind.EXPERT_WEIGHTS, weights)
     inputs, out = w.norm(ffn.norm, x), np.zeros_like(x)
     for row in range(len(x)):
         for e, weight in zip(chosen[row], weights[row], strict=True):

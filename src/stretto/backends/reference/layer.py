@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from stretto.backends.base import Batch
 from stretto.backends.batch import Placement
 from stretto.models.parts import Norm, Rope, Slice
+from stretto.models.sites import Kind
 from stretto.weights.adapters import Pair
 
 # Norms, rotations and activations in NumPy, float32.
@@ -223,6 +224,18 @@ class Pass:
     attention: list[Floats] = field(default_factory=list)
     given: bool = False  # the mask is the caller's, also for attention in both directions
     changes: Changes = field(default_factory=dict)  # by adapters
+
+    def tap(self, i: int, kind: Kind, x: Floats) -> Floats:
+        """Values at layer i's site of a kind: shown to those who asked for rows, and as they change them."""
+        for tap in self.batch.taps:
+            if (tap.site.layer, tap.site.kind) != (i, kind):
+                continue
+            tap.values[:] = x[tap.rows]
+            if tap.change is not None:
+                tap.change(tap.values)
+                x = x.copy()
+                x[tap.rows] = tap.values
+        return x
 
     @property
     def positions(self) -> Ints:

@@ -21,6 +21,7 @@ from stretto.backends.reference.layer import (
 from stretto.errors import InvalidRequest
 from stretto.models.mixers import Attention, Convolution, DeltaNet, KimiDelta, Latent, Mamba, Mamba2
 from stretto.models.parts import Norm
+from stretto.models.sites import Kind
 
 
 def mix_attention(mixer: Attention, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floats:
@@ -51,7 +52,7 @@ def mix_attention(mixer: Attention, w: LayerWeights, i: int, x: Floats, run: Pas
         run.attention.append(weights)
     if mixer.gate:
         mixed = mixed * sigmoid(gate.reshape(n, -1))
-    return w.matmul(w.norm(mixer.mixed_norm, mixed), "attn_output")
+    return w.matmul(run.tap(i, Kind.HEADS, w.norm(mixer.mixed_norm, mixed)), "attn_output")
 
 
 def _clipped(mixer: Attention, x: Floats) -> Floats:
@@ -153,7 +154,7 @@ def mix_latent(mixer: Latent, w: LayerWeights, i: int, x: Floats, run: Pass) -> 
     if run.wanted:
         run.attention.append(weights)
     heads = np.einsum("nhr,hvr->nhv", mixed.reshape(n, mixer.n_head, -1), v_b)
-    return w.matmul(heads.reshape(n, -1), "attn_output")
+    return w.matmul(run.tap(i, Kind.HEADS, heads.reshape(n, -1)), "attn_output")
 
 
 def _rotated(x: Floats, mixer: Latent, run: Pass) -> Floats:

@@ -62,7 +62,8 @@ class PlainDecoder(OneTrack):
         self._speculation = speculation
         self._keep_track = keep_track  # it belongs to a caller, who gets it back with the text
         self.n_prompt = len(track)
-        self._is_plain = not (guide or speculation or params.logprobs or params.scored)
+        self._taps = track.taps
+        self._is_plain = not (guide or speculation or params.logprobs or params.scored or self._taps)
         sampling = params.sampling
         self.is_sampled_only = self._is_plain and not (
             self.hooks or sampling.penalizes or sampling.logit_bias
@@ -100,6 +101,8 @@ class PlainDecoder(OneTrack):
             self.output.n_sampled += 1
             self.accept(token)
             return
+        if self._taps is not None:
+            self._taps.deliver()
         if (self._opening or self._owed) and self._begin():
             return
         if track.draft_rows is not None:
@@ -392,6 +395,7 @@ class PlainDecoder(OneTrack):
             logprobs=list(output.logprobs) if self.params.logprobs else None,
             reasoning="" if thoughts is None else thoughts.text,
             answer_start=-self.params.continues if thoughts is None else thoughts.answer_start,
+            captured=None if self._taps is None else self._taps.captured(),
         )
 
     def end_early(self, ending: Ending) -> None:
@@ -409,6 +413,7 @@ class PlainDecoder(OneTrack):
         if self._speculation is not None:
             self._speculation.close()
         track, metrics = self.track, self._runner.metrics
+        track.taps = None
         metrics.longest = max(metrics.longest, self.n_prompt + len(self.output.tokens))
         metrics.short_prompts += self.output.has_tokens and self.n_prompt - track.request_prompt[1] == 1
         if not self._keep_track or track.unowned:

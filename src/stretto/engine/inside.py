@@ -1,0 +1,357 @@
+"""Inside a pass: what a request captures at sites of the model, and what it changes there.
+
+A `Capture` and `Patch`es are a caller's words. `Taps` is what a track has of them while it is computed: for
+each pass it asks the batch for the rows of its own tokens, so that other requests' rows are not touched.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stretto.backends.base import Batch, Tap
+from stretto.errors import InvalidRequest, wrong_value
+from stretto.models.sites import Kind, Site, find_sites
+
+Array = NDArray[Any]
+Floats = NDArray[np.float32]
+How = Literal["replace", "add", "scale", "project_out"]
+Tokens = Literal["all", "prompt", "generated"] | Iterable[int]
+Change = Callable[[Floats, list[int]], ArrayLike]
+
+HOW = "replace", "add", "scale", "project_out"
+PARTS = "all", "prompt", "generated"
+
+
+def _checked_tokens(tokens: Any) -> str | tuple[int, ...]:
+    """Which tokens are meant: a part of the text, or their places, from the end of the prompt if below 0."""
+    if isinstance(tokens, str) and tokens in PARTS:
+        return tokens
+    if isinstance(tokens, (int, np.integer)) and not isinstance(tokens, bool):
+        tokens = (tokens,)
+    if not isinstance(tokens, str) and isinstance(tokens, Iterable):
+        places = tuple(tokens)
+        if all(isinstance(one, (int, np.integer)) and not isinstance(one, bool) for one in places):
+            return tuple(int(one) for one in places)
+    raise wrong_value("tokens", tokens, "'all', 'prompt', 'generated', or places of tokens in the text")
+
+
+def _resolved(tokens: str | tuple[int, ...], n_prompt: int) -> str | tuple[int, ...]:
+    """Places below 0 counted from the end of the prompt."""
+    if isinstance(tokens, str):
+        return tokens
+    for place in tokens:
+        if place < -n_prompt:
+            raise InvalidRequest(
+                f"there is no token {place} in a prompt of {n_prompt}; -1 is its last one", param="tokens"
+            )
+    return tuple(place + n_prompt if place < 0 else place for place in tokens)
+
+
+def _names(place: int, tokens: str | tuple[int, ...], n_prompt: int) -> bool:
+    """Whether the token at a place is one of those that are meant."""
+    if not isinstance(tokens, str):
+        return place in tokens
+    return tokens == "all" or (place < n_prompt) == (tokens == "prompt")
+
+
+def _patterns(sites: tuple[Any, ...], param: str) -> tuple[str, ...]:
+    if not sites or not all(isinstance(site, str) and site for site in sites):
+        raise InvalidRequest(
+            f"{param} needs names of sites, such as 'layers.3.residual', not {sites!r:.80}", param=param
+        )
+    return sites
+
+
+class Capture:
+    """What a request captures: values at sites, token by token.
+
+        result = llm.generate("Hello", capture=Capture("residual", "layers.3.attn.out"))
+        result.captured["layers.3.attn.out"]     # float32[tokens, width]
+
+    A site is named as `llm.sites()` lists it, or by the end of its name ("residual": that of every layer),
+    with * for anything. `tokens`: "all", only the "prompt", only those "generated", or places in the text,
+    from the end of the prompt if below 0. With a `callback` it is called with each piece (a `Captured`) as it
+    comes, and the result holds none.
+    """
+
+    def __init__(
+        self,
+        *sites: str,
+        tokens: Tokens = "all",
+        callback: Callable[[Captured], Any] | None = None,
+    ) -> None:
+        self.sites = _patterns(sites, "capture")
+        self.tokens = _checked_tokens(tokens)
+        if callback is not None and not callable(callback):
+            raise wrong_value("callback", callback, "a function of a Captured, or None")
+        self.callback = callback
+
+    def __repr__(self) -> str:
+        return f"Capture({', '.join(map(repr, self.sites))}, tokens={self.tokens!r})"
+
+
+class Patch:
+    """A change of what tokens have at a site, for one request.
+
+        llm.generate(prompt, patch=[Patch("layers.3.residual", other["layers.3.residual"][5], tokens=[5])])
+
+    `values` are a number, a vector for every token, a row for each of the named `tokens`, or a function of
+    (values float32[n, width], places of these tokens) that returns new values; its tokens come in as many
+    calls as there are passes. `how` they change what is there: "replace", "add", "scale" (multiply), or
+    "project_out" (remove the direction of the vector). With `heads` only these heads of the site change, and
+    values are as wide as they are together, or as one of them.
+    """
+
+    def __init__(
+        self,
+        site: str,
+        values: ArrayLike | Change,
+        *,
+        tokens: Tokens = "all",
+        how: How = "replace",
+        heads: Iterable[int] | None = None,
+    ) -> None:
+        self.site = _patterns((site,), "patch")[0]
+        self.tokens = _checked_tokens(tokens)
+        if how not in HOW:
+            raise wrong_value("how", how, ", ".join(map(repr, HOW)))
+        self.how = how
+        self.heads = None if heads is None else tuple(int(head) for head in heads)
+        self.function: Change | None = values if callable(values) else None
+        self.values = None if callable(values) else np.asarray(values, np.float32)
+        if self.function is not None and how != "replace":
+            raise InvalidRequest("a function returns what replaces the values; leave how out", param="how")
+        if self.values is not None:
+            self._check_values(self.values)
+
+    def __repr__(self) -> str:
+        return f"Patch({self.site!r}, how={self.how!r}, tokens={self.tokens!r})"
+
+    def _check_values(self, values: Floats) -> None:
+        if values.ndim > 2 or not np.isfinite(values).all():
+            raise InvalidRequest(
+                f"values of a patch are a number, a vector or a row for each token, all finite, not of shape "
+                f"{list(values.shape)}",
+                param="patch",
+            )
+        if values.ndim == 2 and (isinstance(self.tokens, str) or len(values) != len(self.tokens)):
+            raise InvalidRequest(
+                f"values have {len(values)} rows: tokens must be a list of as many places", param="patch"
+            )
+        if self.how == "project_out" and (values.ndim == 0 or not values.any(axis=-1).all()):
+            raise InvalidRequest("project_out needs a direction: a vector that is not 0", param="patch")
+
+    def check(self, site: Site) -> None:
+        """Raise unless it can change the values of a site."""
+        if site.fixed:
+            raise InvalidRequest(f"{site.name} cannot be changed: {site.fixed}", param="patch")
+        if self.heads is not None and not all(0 <= head < site.heads for head in self.heads):
+            raise InvalidRequest(
+                f"heads of {site.name} are numbers from 0 to {site.heads - 1}, not {list(self.heads)}",
+                param="patch",
+            )
+        if self.values is not None and self.values.ndim:
+            size = site.width // site.heads
+            widths = {site.width} if self.heads is None else {size, size * len(self.heads)}
+            if self.values.shape[-1] not in widths:
+                raise InvalidRequest(
+                    f"values of {site.name} have {min(widths)} numbers each, not {self.values.shape[-1]}",
+                    param="patch",
+                )
+
+    def apply(self, rows: Floats, places: list[int], site: Site, tokens: tuple[int, ...] | str) -> None:
+        """Change rows float32[n, width] of the tokens at these places."""
+        columns: Any = slice(None)
+        if self.heads is not None:
+            columns = np.arange(site.width).reshape(site.heads, -1)[list(self.heads)].reshape(-1)
+        old = rows[:, columns]
+        if self.function is not None:
+            new = np.asarray(self.function(old.copy(), list(places)), np.float32)
+            if new.shape not in (old.shape, old.shape[1:]) or not np.isfinite(new).all():
+                raise InvalidRequest(
+                    f"the function of {self!r} must return finite numbers of shape {list(old.shape)}, not "
+                    f"{list(new.shape)}",
+                    param="patch",
+                )
+            rows[:, columns] = new
+            return
+        assert self.values is not None
+        values = self.values
+        if values.ndim == 2:
+            assert not isinstance(tokens, str)
+            values = values[[tokens.index(place) for place in places]]
+        if values.ndim and values.shape[-1] != old.shape[1]:  # of one head, for each
+            values = np.tile(values, old.shape[1] // values.shape[-1])
+        if self.how == "replace":
+            rows[:, columns] = values
+        elif self.how == "add":
+            rows[:, columns] = old + values
+        elif self.how == "scale":
+            rows[:, columns] = old * values
+        else:
+            unit = values / np.linalg.norm(values, axis=-1, keepdims=True)
+            rows[:, columns] = old - (old * unit).sum(axis=1, keepdims=True) * unit
+
+
+class Captured(Mapping[str, Array]):
+    """What was captured: by the name of a site an array with a row for each token.
+
+    `tokens` are the ids of the tokens and `places` where they stand in the text, of which the first
+    `n_prompt` are the prompt. Arrays are float32[tokens, width], and those of experts int32[tokens, n_used].
+    """
+
+    def __init__(
+        self, arrays: Mapping[str, Array], tokens: list[int], places: list[int], n_prompt: int
+    ) -> None:
+        self._arrays = dict(arrays)
+        self.tokens = tokens
+        self.places = places
+        self.n_prompt = n_prompt
+
+    def __getitem__(self, site: str) -> Array:
+        return self._arrays[site]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __repr__(self) -> str:
+        return f"<Captured {len(self._arrays)} sites of {len(self.tokens)} tokens>"
+
+    def stack(self, part: str) -> Array:
+        """[layers, tokens, width]: the sites of all layers whose names end so.
+
+        >>> result.captured.stack("residual")
+        """
+        found = [array for name, array in self._arrays.items() if name.endswith(f".{part}")]
+        if not found:
+            raise InvalidRequest(
+                f"no site was captured whose name ends with {part!r}, only {', '.join(self._arrays)}",
+                param="part",
+                value=part,
+            )
+        return np.stack(found)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all arrays as a safetensors file, with `tokens` and `places` beside them."""
+        from stretto.weights.safetensors import safetensors_head
+
+        arrays = self._arrays | {
+            "tokens": np.array(self.tokens, np.int32),
+            "places": np.array(self.places, np.int32),
+        }
+        kinds = {np.dtype(np.float32): "F32", np.dtype(np.int32): "I32"}
+        shapes = {name: (kinds[array.dtype], array.shape) for name, array in arrays.items()}
+        with Path(path).open("wb") as file:
+            file.write(safetensors_head({"n_prompt": str(self.n_prompt)}, shapes))
+            for array in arrays.values():
+                file.write(np.ascontiguousarray(array).tobytes())
+
+
+class Taps:
+    """The capture and the patches of one track, from pass to pass."""
+
+    def __init__(
+        self, sites: dict[str, Site], capture: Capture | None, patches: Sequence[Patch], n_prompt: int
+    ) -> None:
+        self.n_prompt = n_prompt
+        self.error: Exception | None = None  # of a patch's function, for the request to end with
+        self._capture = capture
+        self._captured = [] if capture is None else find_sites(sites, capture.sites, "capture")
+        self._tokens = "all" if capture is None else _resolved(capture.tokens, n_prompt)
+        self._patches: list[tuple[Patch, Site, str | tuple[int, ...]]] = []
+        for patch in patches:
+            for site in find_sites(sites, [patch.site], "patch"):
+                patch.check(site)
+                self._patches.append((patch, site, _resolved(patch.tokens, n_prompt)))
+        self._next = 0  # the first place that was not captured yet
+        self._asked: list[tuple[list[int], list[int], list[Tap]]] = []  # of the pass that is being run
+        self._pieces: list[Captured] = []  # that were not given out
+
+    @property
+    def has_patches(self) -> bool:
+        """Whether anything is changed."""
+        return bool(self._patches)
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether tokens of the prompt have to be computed, since they are captured or changed."""
+        if self._capture is None or self._tokens == "generated":
+            return self.has_patches
+        return isinstance(self._tokens, str) or any(place < self.n_prompt - 1 for place in self._tokens)
+
+    def ask(self, batch: Batch, first: int, place: int, tokens: Sequence[int]) -> None:
+        """Tap the rows of a batch from `first` on, whose tokens stand at `place` and behind in the text."""
+        self._asked = []
+        n = len(batch) - first
+        for patch, site, named in self._patches:
+            places = [one for one in range(place, place + n) if _names(one, named, self.n_prompt)]
+            if places:
+                batch.tap(
+                    site, [first + one - place for one in places], self._change(patch, site, named, places)
+                )
+        places = [
+            one
+            for one in range(max(place, self._next), place + n)
+            if _names(one, self._tokens, self.n_prompt)
+        ]
+        if places and self._captured:
+            rows = [first + one - place for one in places]
+            taps = [batch.tap(site, rows) for site in self._captured]
+            self._asked.append((places, [int(tokens[one]) for one in places], taps))
+
+    def _change(
+        self, patch: Patch, site: Site, named: str | tuple[int, ...], places: list[int]
+    ) -> Callable[[Floats], None]:
+        def change(rows: Floats) -> None:
+            try:
+                patch.apply(rows, places, site, named)
+            except Exception as error:
+                self.error = self.error or error
+
+        return change
+
+    def take(self) -> None:
+        """Keep what the pass has captured."""
+        for places, tokens, taps in self._asked:
+            arrays = {
+                tap.site.name: tap.values.astype(np.int32) if tap.site.kind is Kind.EXPERTS else tap.values
+                for tap in taps
+            }
+            self._pieces.append(Captured(arrays, tokens, places, self.n_prompt))
+            self._next = places[-1] + 1
+        self._asked = []
+
+    def deliver(self) -> None:
+        """Give out the pieces to a callback; raise what went wrong in a pass."""
+        if self.error is not None:
+            raise self.error
+        if self._capture is not None and self._capture.callback is not None:
+            pieces, self._pieces = self._pieces, []
+            for piece in pieces:
+                self._capture.callback(piece)
+
+    def captured(self) -> Captured | None:
+        """All that was captured; None if nothing was to be."""
+        if self._capture is None or self._capture.callback is not None:
+            return None
+        if not self._pieces:
+            empty = {site.name: np.empty((0, site.width), np.float32) for site in self._captured}
+            return Captured(empty, [], [], self.n_prompt)
+        if len(self._pieces) > 1:
+            arrays = {
+                site.name: np.concatenate([piece[site.name] for piece in self._pieces])
+                for site in self._captured
+            }
+            tokens = [token for piece in self._pieces for token in piece.tokens]
+            places = [place for piece in self._pieces for place in piece.places]
+            self._pieces = [Captured(arrays, tokens, places, self.n_prompt)]
+        return self._pieces[0]
