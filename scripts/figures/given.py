@@ -86,6 +86,7 @@ GIVEN: dict[str, dict[str, tuple[str, ...]]] = {
         "docs/explanation/precision.md": ("0.001", "0.00001", "Of 6,000"),
         "docs/explanation/vision.md": ("2e-6", "5e-5", "2e-4"),
         "docs/reference/export.md": ("2e-5",),
+        "docs/how-to/inside.md": ("1e-4", "5e-3"),
         "docs/how-to/tasks/classify-files.md": ("2e-5",),
         "docs/how-to/tasks/embed.md": ("1e-5", "2e-5", "1e-3"),
         "docs/how-to/tasks/static-embeddings.md": ("2e-6",),

@@ -6,8 +6,8 @@ from typing import Any
 from titles import title
 
 API = (
-    *("load", "llm", "sequences", "results", "structured", "hooks", "drafts", "parallel", "images", "tools"),
-    *("tasks", "testing", "evaluation", "quantize", "export", "hardware"),
+    *("load", "llm", "sequences", "results", "structured", "sites", "hooks", "drafts", "parallel", "images"),
+    *("tools", "tasks", "testing", "evaluation", "quantize", "export", "hardware"),
 )
 # The pages of a part in groups, as the sidebar and the first page show them; "" has no heading.
 PARTS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -43,6 +43,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
             "how-to/write-a-hook.md",
             "how-to/custom-sampler.md",
             "how-to/steering.md",
+            "how-to/inside.md",
         ),
         "Serve and deploy": (
             "how-to/several-users.md",

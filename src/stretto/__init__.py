@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stretto import hooks, parallel, tasks, tools
+    from stretto import hooks, inside, parallel, tasks, tools
     from stretto.audio import Audio
     from stretto.backends.base import Batch
     from stretto.drafts import DraftModel, PromptLookup, SuffixLookup
@@ -87,7 +87,7 @@ _HOMES = {
     "stretto.vision.image": ("Image",),
     "stretto.vision.cache": ("ImageCache",),
 }
-_MODULES = ("hooks", "parallel", "tasks", "tools")
+_MODULES = ("hooks", "inside", "parallel", "tasks", "tools")
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -131,6 +131,7 @@ __all__ = [
     "UnsupportedModel",
     "__version__",
     "hooks",
+    "inside",
     "load",
     "parallel",
     "sample",

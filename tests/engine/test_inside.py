@@ -15,7 +15,7 @@ PROMPT = [5, 17, 9, 33, 2, 40, 11, 3]
 OTHER = [7, 7, 21, 30, 4]
 GREEDY = {"temperature": 0, "max_tokens": 6, "ignore_eos": True}
 KINDS = [NativeBackend, ReferenceBackend]
-FAMILIES = ["llama", "gemma3", "mixtral", "qwen35", "falcon-h1", "gpt-oss", "deepseek2", "cohere2"]
+FAMILIES = ["llama", "gemma3", "mixtral", "qwen35", "falcon-h1", "gpt-oss", "deepseek3", "cohere2"]
 
 
 def new_llm(kind=NativeBackend, name="llama", threads=2, **options):
@@ -101,7 +101,7 @@ def test_threads_and_neighbours_change_no_bit_of_what_is_captured():
     with new_llm(threads=2) as llm:
         plain = llm.generate(OTHER, **GREEDY).tokens
         streams = [llm.stream(PROMPT, capture=capture, **GREEDY), llm.stream(OTHER, **GREEDY)]
-        both = [stream.result() for stream in streams]
+        both = [stream.result for stream in streams]
     assert both[1].tokens == plain
     assert both[1].captured is None
     assert all(np.array_equal(alone[site], both[0].captured[site]) for site in alone)
@@ -136,8 +136,8 @@ def test_a_callback_that_raises_ends_its_request_alone(llm):
     streams = [llm.stream(PROMPT, capture=Capture("residual", callback=broken), **GREEDY)]
     streams.append(llm.stream(OTHER, **GREEDY))
     with pytest.raises(ValueError, match="no room"):
-        streams[0].result()
-    assert len(streams[1].result().tokens) == 6
+        list(streams[0])
+    assert len(streams[1].result.tokens) == 6
 
 
 def test_a_continued_sequence_captures_what_this_request_computes(llm):
@@ -228,19 +228,21 @@ def test_one_head_is_ablated(llm):
 
 
 def test_patched_cells_are_shared_with_nobody(llm):
-    plain = logits_of(llm, PROMPT + OTHER)
-    assert logits_of(llm, PROMPT, patch=Patch("layers.0.residual", 3.0, how="scale")) != logits_of(
-        llm, PROMPT
-    )
-    llm.generate(PROMPT, patch=Patch("layers.0.residual", 3.0, how="scale"), **GREEDY)
-    assert logits_of(llm, PROMPT + OTHER) == plain
+    patch, longer = Patch("layers.0.residual", 3.0, how="scale"), [*PROMPT, *OTHER]
+    patched = llm.generate(PROMPT, patch=patch, **GREEDY)
+    later = llm.generate(longer, **GREEDY)
+    assert later.usage.cached_tokens == 0
+    again = llm.generate(PROMPT, patch=patch, **GREEDY)  # not from the cells of the plain text either
+    assert again.usage.cached_tokens == 0
+    assert again.tokens == patched.tokens
+    assert llm.generate(longer, **GREEDY).tokens == later.tokens
 
 
 def test_patched_requests_leave_their_neighbours_alone(llm):
     plain = llm.generate(OTHER, **GREEDY).tokens
     patch = Patch("residual", 5.0, how="add")
     streams = [llm.stream(PROMPT, patch=patch, **GREEDY), llm.stream(OTHER, **GREEDY)]
-    results = [stream.result() for stream in streams]
+    results = [stream.result for stream in streams]
     assert results[1].tokens == plain
 
 
@@ -251,8 +253,8 @@ def test_a_function_that_raises_ends_its_request_alone(llm):
     streams = [llm.stream(PROMPT, patch=Patch("layers.1.mlp.out", broken), **GREEDY)]
     streams.append(llm.stream(OTHER, **GREEDY))
     with pytest.raises(ZeroDivisionError, match="middle"):
-        streams[0].result()
-    assert len(streams[1].result().tokens) == 6
+        list(streams[0])
+    assert len(streams[1].result.tokens) == 6
 
 
 # -- what is refused --
@@ -318,5 +320,5 @@ def test_a_sequence_is_not_patched(llm):
 
 
 def test_backends_without_sites_say_so():
-    with mock_llm() as llm, pytest.raises(Unsupported, match="'sites'"):
+    with mock_llm("Hi") as llm, pytest.raises(Unsupported, match="'sites'"):
         llm.generate([1, 2], capture=Capture("residual"))

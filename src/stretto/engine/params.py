@@ -285,6 +285,13 @@ class Refusal:
 
 PENALTIES = "repetition_penalty, presence_penalty, frequency_penalty"
 
+_TAPPED = {
+    "n, best_of, beams": "texts that share a prompt share its passes; give a list of prompts",
+    "draft": "drafted tokens are computed and may not be part of the text; leave it out",
+    "edits": "cells of another text were not computed by this request; leave it out",
+    FUSED: "the fused loop shows nothing of its passes; leave loop out",
+    SHIFT: "places of tokens would move; leave it out",
+}
 _REFUSED = {  # this, beside these: why
     FUSED: {
         "hooks": "the fused loop runs NativeHooks only; use loop='python' for others",
@@ -300,16 +307,8 @@ _REFUSED = {  # this, beside these: why
     "best_of": {
         "beams": "best_of samples and beams search; give one of them",
     },
-    **{
-        taps: {
-            "n, best_of, beams": "texts that share a prompt share its passes; give a list of prompts",
-            "draft": "drafted tokens are computed and may not be part of the text; leave it out",
-            "edits": "cells of another text were not computed by this request; leave it out",
-            FUSED: "the fused loop shows nothing of its passes; leave loop out",
-            SHIFT: "places of tokens would move; leave it out",
-        }
-        for taps in ("capture", "patch")
-    },
+    "capture": _TAPPED,
+    "patch": _TAPPED,
     "beams": {
         "temperature, top_k, top_p, min_p, seed": "a beam search draws nothing; leave it out",
         "logprobs, logprob_tokens": "every result has the score of its hypothesis (logprob); leave it out",

@@ -276,6 +276,8 @@ class Runner(CellPool):
         with self.lock:
             self.check_open()
             batch.check(self.spec.n_vocab, self.spec.n_vector, self.context_length)
+            if batch.taps:
+                self.backend.capabilities.require("sites", self.backend.name)
             try:
                 _, rows = self.run_batch(self._placing(batch), self._rows_of(hidden))
             except BaseException:
