@@ -7,7 +7,7 @@ else is in the batch, in however many chunks and with however many threads they 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +35,8 @@ from stretto.weights.memory import Placement
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 Bytes = NDArray[np.uint8]
+
+Tapped = tuple[int, int, Ints, Floats, bool]  # layer, kind of site, rows, values, whether these change
 
 
 class Collected(NamedTuple):
@@ -293,11 +295,7 @@ class NativeBackend:
             placement.causal,
             batch.types if batch.has_types else None,
             self._scales(batch),
-            [
-                (tap.site.layer, int(tap.site.kind), tap.rows, tap.values, tap.change is not None)
-                for tap in batch.taps
-            ],
-            lambda index: _change(batch, index),
+            *_taps(batch),
         )
         if len(batch.probes):
             batch.received = self._open.received().reshape(len(batch), len(batch.probes))
@@ -312,8 +310,17 @@ class NativeBackend:
         return rows
 
 
-def _change(batch: Batch, index: int) -> None:
-    """Have the values of a tap changed, in the middle of a pass."""
-    tap = batch.taps[index]
-    if tap.change is not None:
-        tap.change(tap.values)
+def _taps(batch: Batch) -> tuple[list[Tapped], Callable[[int], None]] | tuple[()]:
+    """The taps of a batch, and what changes the values of one in the middle of a pass."""
+    taps = batch.taps
+    if not taps:
+        return ()
+
+    def change(index: int) -> None:
+        found = taps[index].change
+        if found is not None:
+            found(taps[index].values)
+
+    return [
+        (tap.site.layer, int(tap.site.kind), tap.rows, tap.values, tap.change is not None) for tap in taps
+    ], change
