@@ -14,11 +14,11 @@ import numpy as np
 from stretto.engine.adapters import check_same
 from stretto.engine.decoders.plain import PlainDecoder
 from stretto.engine.engine import Engine
-from stretto.engine.inside import Taps
 from stretto.engine.output import TextOutput, Thoughts
 from stretto.engine.params import Branching, RequestParams
 from stretto.engine.request import Request
 from stretto.engine.sequence import Sequence, track_in
+from stretto.engine.taps import Taps
 from stretto.engine.track import Track
 from stretto.engine.types import Result
 from stretto.errors import ContextOverflow, InvalidRequest

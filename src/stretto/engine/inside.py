@@ -1,22 +1,17 @@
-"""Inside a pass: what a request captures at sites of the model, and what it changes there.
-
-A `Capture` and `Patch`es are a caller's words. `Taps` is what a track has of them while it is computed: for
-each pass it asks the batch for the rows of its own tokens, so that other requests' rows are not touched.
-"""
+"""What a request captures at sites of the model, what it changes there, and what it gets."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stretto.backends.base import Batch, Tap
 from stretto.errors import InvalidRequest, wrong_value
-from stretto.models.sites import Kind, Site, find_sites
+from stretto.models.sites import Site
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
@@ -39,25 +34,6 @@ def _checked_tokens(tokens: Any) -> str | tuple[int, ...]:
         if all(isinstance(one, (int, np.integer)) and not isinstance(one, bool) for one in places):
             return tuple(int(one) for one in places)
     raise wrong_value("tokens", tokens, "'all', 'prompt', 'generated', or places of tokens in the text")
-
-
-def _resolved(tokens: str | tuple[int, ...], n_prompt: int) -> str | tuple[int, ...]:
-    """Places below 0 counted from the end of the prompt."""
-    if isinstance(tokens, str):
-        return tokens
-    for place in tokens:
-        if place < -n_prompt:
-            raise InvalidRequest(
-                f"there is no token {place} in a prompt of {n_prompt}; -1 is its last one", param="tokens"
-            )
-    return tuple(place + n_prompt if place < 0 else place for place in tokens)
-
-
-def _names(place: int, tokens: str | tuple[int, ...], n_prompt: int) -> bool:
-    """Whether the token at a place is one of those that are meant."""
-    if not isinstance(tokens, str):
-        return place in tokens
-    return tokens == "all" or (place < n_prompt) == (tokens == "prompt")
 
 
 def _patterns(sites: tuple[Any, ...], param: str) -> tuple[str, ...]:
@@ -254,104 +230,3 @@ class Captured(Mapping[str, Array]):
             file.write(safetensors_head({"n_prompt": str(self.n_prompt)}, shapes))
             for array in arrays.values():
                 file.write(np.ascontiguousarray(array).tobytes())
-
-
-class Taps:
-    """The capture and the patches of one track, from pass to pass."""
-
-    def __init__(
-        self, sites: dict[str, Site], capture: Capture | None, patches: Sequence[Patch], n_prompt: int
-    ) -> None:
-        self.n_prompt = n_prompt
-        self.error: Exception | None = None  # of a patch's function, for the request to end with
-        self._capture = capture
-        self._captured = [] if capture is None else find_sites(sites, capture.sites, "capture")
-        self._tokens = "all" if capture is None else _resolved(capture.tokens, n_prompt)
-        self._patches: list[tuple[Patch, Site, str | tuple[int, ...]]] = []
-        for patch in patches:
-            for site in find_sites(sites, [patch.site], "patch"):
-                patch.check(site)
-                self._patches.append((patch, site, _resolved(patch.tokens, n_prompt)))
-        self._next = 0  # the first place that was not captured yet
-        self._asked: list[tuple[list[int], list[int], list[Tap]]] = []  # of the pass that is being run
-        self._pieces: list[Captured] = []  # that were not given out
-
-    @property
-    def has_patches(self) -> bool:
-        """Whether anything is changed."""
-        return bool(self._patches)
-
-    @property
-    def reads_prompt(self) -> bool:
-        """Whether tokens of the prompt have to be computed, since they are captured or changed."""
-        if self._capture is None or self._tokens == "generated":
-            return self.has_patches
-        return isinstance(self._tokens, str) or any(place < self.n_prompt - 1 for place in self._tokens)
-
-    def ask(self, batch: Batch, first: int, place: int, tokens: Sequence[int]) -> None:
-        """Tap the rows of a batch from `first` on, whose tokens stand at `place` and behind in the text."""
-        self._asked = []
-        n = len(batch) - first
-        for patch, site, named in self._patches:
-            places = [one for one in range(place, place + n) if _names(one, named, self.n_prompt)]
-            if places:
-                batch.tap(
-                    site, [first + one - place for one in places], self._change(patch, site, named, places)
-                )
-        places = [
-            one
-            for one in range(max(place, self._next), place + n)
-            if _names(one, self._tokens, self.n_prompt)
-        ]
-        if places and self._captured:
-            rows = [first + one - place for one in places]
-            taps = [batch.tap(site, rows) for site in self._captured]
-            self._asked.append((places, [int(tokens[one]) for one in places], taps))
-
-    def _change(
-        self, patch: Patch, site: Site, named: str | tuple[int, ...], places: list[int]
-    ) -> Callable[[Floats], None]:
-        def change(rows: Floats) -> None:
-            try:
-                patch.apply(rows, places, site, named)
-            except Exception as error:
-                self.error = self.error or error
-
-        return change
-
-    def take(self) -> None:
-        """Keep what the pass has captured."""
-        for places, tokens, taps in self._asked:
-            arrays = {
-                tap.site.name: tap.values.astype(np.int32) if tap.site.kind is Kind.EXPERTS else tap.values
-                for tap in taps
-            }
-            self._pieces.append(Captured(arrays, tokens, places, self.n_prompt))
-            self._next = places[-1] + 1
-        self._asked = []
-
-    def deliver(self) -> None:
-        """Give out the pieces to a callback; raise what went wrong in a pass."""
-        if self.error is not None:
-            raise self.error
-        if self._capture is not None and self._capture.callback is not None:
-            pieces, self._pieces = self._pieces, []
-            for piece in pieces:
-                self._capture.callback(piece)
-
-    def captured(self) -> Captured | None:
-        """All that was captured; None if nothing was to be."""
-        if self._capture is None or self._capture.callback is not None:
-            return None
-        if not self._pieces:
-            empty = {site.name: np.empty((0, site.width), np.float32) for site in self._captured}
-            return Captured(empty, [], [], self.n_prompt)
-        if len(self._pieces) > 1:
-            arrays = {
-                site.name: np.concatenate([piece[site.name] for piece in self._pieces])
-                for site in self._captured
-            }
-            tokens = [token for piece in self._pieces for token in piece.tokens]
-            places = [place for piece in self._pieces for place in piece.places]
-            self._pieces = [Captured(arrays, tokens, places, self.n_prompt)]
-        return self._pieces[0]

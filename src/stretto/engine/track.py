@@ -18,7 +18,7 @@ from stretto.cache.items import ImageToken, bare
 from stretto.cache.prefix import COMMON, CacheKey, Domain
 from stretto.cache.slots import Slots
 from stretto.drafts.base import NO_DRAFT, ROOT, DraftTree
-from stretto.engine.inside import Taps
+from stretto.engine.taps import Taps
 from stretto.engine.tokens import add_vectors, uncut
 from stretto.engine.types import Approximate, EditMode
 from stretto.errors import ContextOverflow, InvalidRequest
