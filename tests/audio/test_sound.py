@@ -4,11 +4,13 @@ import io
 import struct
 import sys
 import wave
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from stretto.audio import sound
+from stretto.audio import Audio, sound
+from stretto.audio.mel import log_mels
 from stretto.audio.sound import Resampler, open_sound, open_wav
 from stretto.errors import InvalidRequest
 
@@ -136,6 +138,37 @@ def test_other_containers_are_named(head, name, monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(InvalidRequest, match=f"is {name}; convert it to WAV"):
         open_sound(head + b"\0" * 20)
+
+
+class SoundFile:
+    """What stands in for soundfile's class: a second of silence, then damage."""
+
+    samplerate, channels, frames = 16_000, 2, 32_000
+
+    def __init__(self, file):
+        pass
+
+    def blocks(self, size, dtype, always_2d):
+        yield np.zeros((16_000, self.channels), dtype)
+        raise RuntimeError("flac decoder lost sync")
+
+
+def test_what_other_containers_claim_is_checked_and_damage_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "soundfile", SimpleNamespace(SoundFile=SoundFile))
+    with pytest.raises(InvalidRequest, match="FLAC, which soundfile cannot read: flac decoder lost sync"):
+        Audio.open(b"fLaC" + b"\0" * 20)
+    monkeypatch.setattr(SoundFile, "channels", 1024)
+    with pytest.raises(InvalidRequest, match="it has 1024 channels; 1 to 64"):
+        open_sound(b"fLaC" + b"\0" * 20)
+
+
+def test_samples_whose_spectrogram_would_be_infinite_are_refused():
+    loud = np.full(400, sound.MAX_SAMPLE, np.float32)
+    assert np.isfinite(log_mels(Audio.open(loud, sample_rate=16_000).samples, 80)).all()
+    with pytest.raises(InvalidRequest, match="far too large; use −1 to 1"):
+        Audio.open(wav_bytes((loud * 1e12).tobytes(), bits=32, tag=3))
+    with pytest.raises(InvalidRequest, match="far too large"):
+        Audio.open(loud * 1e12, sample_rate=16_000)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ Samples = NDArray[np.float32]
 MIN_RATE, MAX_RATE = 1_000, 192_000
 MAX_CHANNELS = 64
 MAX_SECONDS = 4 * 3600
+MAX_SAMPLE = 2.0**31  # the power of a louder one is no finite number
 BLOCK_SECONDS = 4
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _UNKNOWN_SIZES = (0, 0xFFFFFFFF)  # of recordings that were written to a pipe
@@ -133,8 +134,7 @@ def _read_form(data: bytes, name: str) -> tuple[int, int, int, int]:
         tag = int.from_bytes(data[24:26], "little")
     if (tag, bits) not in DECODERS:
         raise _wrong(name, f"format {tag} with {bits} bits is not supported; convert it to 16-bit PCM")
-    if not 1 <= channels <= MAX_CHANNELS:
-        raise _wrong(name, f"it has {channels} channels; 1 to {MAX_CHANNELS} are supported")
+    check_channels(channels, name)
     if align != channels * bits // 8:
         raise _wrong(name, f"{channels} channels of {bits} bits in {align} bytes")
     check_rate(rate, name)
@@ -159,6 +159,12 @@ def check_rate(rate: int, name: str) -> None:
     """Raise unless a sample rate is one that is supported."""
     if not MIN_RATE <= rate <= MAX_RATE:
         raise _wrong(name, f"{rate} samples a second; {MIN_RATE:,} to {MAX_RATE:,} are supported")
+
+
+def check_channels(channels: int, name: str) -> None:
+    """Raise unless a sound has as many channels as are supported."""
+    if not 1 <= channels <= MAX_CHANNELS:
+        raise _wrong(name, f"it has {channels} channels; 1 to {MAX_CHANNELS} are supported")
 
 
 def check_seconds(seconds: float, name: str) -> None:
@@ -323,10 +329,7 @@ def _checked(samples: Any) -> Samples:
         )
     if array.dtype.kind == "i":
         return (array / -float(np.iinfo(array.dtype).min)).astype(np.float32)
-    made = np.ascontiguousarray(array, np.float32)
-    if not np.isfinite(made).all():
-        raise InvalidRequest("there are samples that are no finite numbers", param="audio")
-    return made
+    return _within_limits(np.ascontiguousarray(array, np.float32), "in the array")
 
 
 def _from_chunks(chunks: Iterable[Any], rate: int, endless: bool) -> Iterator[Samples]:
@@ -376,7 +379,7 @@ def _from_file(file: BinaryIO, name: str, sample_rate: int | None) -> Sound:
         sound = _with_soundfile(file, name, container)
     else:
         wav = open_wav(file, name)
-        sound = Sound(wav.rate, _finite(wav.blocks(), name))
+        sound = Sound(wav.rate, (_within_limits(block, name) for block in wav.blocks()))
     if sample_rate not in (None, sound.rate):
         raise InvalidRequest(
             f"audio {name} has {sound.rate} samples a second, not {sample_rate}; leave sample_rate out",
@@ -386,11 +389,11 @@ def _from_file(file: BinaryIO, name: str, sample_rate: int | None) -> Sound:
     return sound
 
 
-def _finite(blocks: Iterator[Samples], name: str) -> Iterator[Samples]:
-    for block in blocks:
-        if not np.isfinite(block).all():
-            raise InvalidRequest(f"audio {name}: there are samples that are no finite numbers", param="audio")
-        yield block
+def _within_limits(samples: Samples, name: str) -> Samples:
+    """The samples; raise if there are some of which no spectrogram can be computed."""
+    if not (np.abs(samples) <= MAX_SAMPLE).all():  # nor are those that are no numbers
+        raise _wrong(name, "there are samples that are no finite numbers, or far too large; use −1 to 1")
+    return samples
 
 
 def _with_soundfile(file: BinaryIO, name: str, container: str) -> Sound:
@@ -407,12 +410,20 @@ def _with_soundfile(file: BinaryIO, name: str, container: str) -> Sound:
     try:
         opened = soundfile.SoundFile(file)
     except Exception as error:  # its exceptions have no common base with its own name
-        raise InvalidRequest(
-            f"audio {name} is {container}, which soundfile cannot read: {error}; convert it to WAV",
-            param="audio",
-        ) from None
+        raise _unreadable(name, container, error) from None
     check_rate(opened.samplerate, name)
+    check_channels(opened.channels, name)
     check_seconds(opened.frames / opened.samplerate, name)
-    size = BLOCK_SECONDS * opened.samplerate
-    blocks = opened.blocks(size, dtype="float32", always_2d=True)
-    return Sound(opened.samplerate, _finite((block.mean(axis=1) for block in blocks), name))
+
+    def blocks() -> Iterator[Samples]:
+        try:
+            for block in opened.blocks(BLOCK_SECONDS * opened.samplerate, dtype="float32", always_2d=True):
+                yield _within_limits(block.mean(axis=1), name)
+        except RuntimeError as error:  # it is damaged behind its head
+            raise _unreadable(name, container, error) from None
+
+    return Sound(opened.samplerate, blocks())
+
+
+def _unreadable(name: str, container: str, error: Exception) -> InvalidRequest:
+    return _wrong(name, f"it is {container}, which soundfile cannot read: {error}; convert it to WAV")
