@@ -190,6 +190,8 @@ def test_inspect_says_what_a_refused_file_lacks(stretto, tmp_path):
     assert document["llamacpp"]["would_run"] is True
     whole = json.loads(stretto("inspect", str(FOLDER / "gpt2.gguf"), "--json")[1])
     assert (whole["missing"], whole["llamacpp"]) == ([], None)
+    write_gguf(tmp_path / "odd.gguf", {"general.architecture": np.array([1, 2], np.int32)}, given)
+    assert "general.architecture: must be a string" in stretto("inspect", str(tmp_path / "odd.gguf"))[1]
 
 
 def test_inspect_shows_everything(stretto, tiny_path):

@@ -124,6 +124,13 @@ def test_parts_that_nothing_names_are_listed_as_such(tmp_path):
         assert beyond_llama_cpp(file) == "llama.cpp has no architecture 'swirl' that this version knows of"
 
 
+def test_a_layer_of_a_number_that_no_file_has_is_no_layer(tmp_path):
+    path = tmp_path / "many.gguf"
+    write_gguf(path, {"general.architecture": "swirl"}, tensors("attn_swirl", layers=("9" * 5000,)))
+    with GGUF(path) as file:
+        assert list_lacks(file) == []
+
+
 def test_models_that_llama_cpp_does_not_continue_say_why(tmp_path):
     write_gguf(tmp_path / "dream.gguf", {"general.architecture": "dream"}, WEIGHTS)
     with GGUF(tmp_path / "dream.gguf") as file:

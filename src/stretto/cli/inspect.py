@@ -114,7 +114,7 @@ def _spec(file: GGUF) -> tuple[ModelSpec | None, str | None]:
     """The model's spec, or the reason why it cannot be loaded; neither of an image encoder."""
     from stretto.models import read_spec
 
-    if file.metadata.get("general.architecture") == "clip":
+    if str(file.metadata.get("general.architecture")) == "clip":
         return None, None
     try:
         return read_spec(file), None

@@ -525,7 +525,7 @@ def would_llama_cpp_run(file: GGUF) -> tuple[bool | None, str]:
 
     None: nobody knows, because the file is not as its architecture says.
     """
-    if file.metadata.get("general.architecture") in ARCHITECTURES:
+    if str(file.metadata.get("general.architecture")) in ARCHITECTURES:
         return None, "the file is not as its architecture says; llama.cpp may refuse it, too"
     if reason := beyond_llama_cpp(file):
         return False, reason

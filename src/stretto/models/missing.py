@@ -63,7 +63,7 @@ def unknown_architecture(file: GGUF, name: str, supported: Iterable[str]) -> Uns
 KNOWN_PARTS = frozenset(_DATA["parts"].split())  # of the names of layers' tensors, that some architecture has
 OPERATIONS = {pattern: what for what, several in _DATA["operations"].items() for pattern in several.split()}
 UNLIKE = _by_name(_DATA["unlike"])  # models that llama.cpp runs with programs of their own only
-_PART = re.compile(r"(enc\.|dec\.)?blk\.(\d+)\.(.+?)(?:\.\d+)?(?:\.(?:weight|bias|scale))?")
+_PART = re.compile(r"(enc\.|dec\.)?blk\.(\d{1,9})\.(.+?)(?:\.\d+)?(?:\.(?:weight|bias|scale))?")
 
 
 @dataclass(frozen=True)
