@@ -199,6 +199,8 @@ def test_messages_that_are_wrong():
             ask({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}})
         with pytest.raises(InvalidRequest, match="hears no sound"):
             ask({"type": "audio"})
+        with pytest.raises(InvalidRequest, match=r"content\[0\].*a part is text"):
+            ask({"type": ["text"]})
         with pytest.raises(InvalidRequest, match="at most 64"):
             llm.chat_prompt([{"role": "user", "content": [picture(0)] * 65}])
 

@@ -101,8 +101,8 @@ def _rename(message: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 # A template that only writes texts would show a list of parts as Python does, brackets and all, so texts are
 # joined for it.
 
-IMAGES = frozenset({"image", "image_url", "input_image"})
-SOUNDS = frozenset({"audio", "input_audio", "audio_url"})
+IMAGES = ("image", "image_url", "input_image")
+SOUNDS = ("audio", "input_audio", "audio_url")
 INSTEAD = {
     "audio": 'this model hears no sound; load one that hears, with vision="mmproj.gguf", or let stretto '
     "transcribe write down what is said",
