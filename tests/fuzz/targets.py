@@ -2,6 +2,7 @@
 
 import io
 import json
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -11,7 +12,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from PIL import Image as Pillow
 
-from stretto import Grammar, Image
+from stretto import Audio, Grammar, Image
+from stretto.audio.mel import log_mels
 from stretto.cache.snapshot import SnapshotFile
 from stretto.engine.saving import expected_by
 from stretto.models import read_spec
@@ -21,6 +23,8 @@ from stretto.server.settings import RequestLimits
 from stretto.testing import CHAT_TEMPLATE, byte_tokenizer, mock_llm
 from stretto.text.loading import load_tokenizer
 from stretto.text.template import ChatTemplate
+from stretto.vision.families import FAMILIES
+from stretto.vision.queue import find_grid, prepare
 from stretto.vision.reading import read_vision_spec
 from stretto.weights.gguf import GGUF
 from stretto.weights.onnx import read_onnx
@@ -31,6 +35,11 @@ DATA = Path(__file__).parents[1] / "data"
 SCRATCH = TemporaryDirectory(prefix="stretto-fuzz-")
 INPUT = Path(SCRATCH.name) / "input"
 MAX_PIXELS = 1_000_000
+NARROW = Image(np.zeros((2, 300, 3), np.uint8))
+ENCODERS = (
+    *("vision/mlp", "vision/qwen3vl", "vision/qwen25vl", "vision/llama4", "vision/llava-next"),
+    *("sounds/voxtral/mmproj", "sounds/qwen2audio/mmproj"),
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +73,9 @@ def run_gguf(data):
 
 def run_mmproj(data):
     with GGUF(written(data)) as file:
-        read_vision_spec(file)
+        spec = read_vision_spec(file)
+        prepared = prepare(Audio(np.zeros(9, np.float32)) if spec.mels else NARROW, spec)
+        list(FAMILIES[spec.projector].parts(prepared, spec, find_grid(prepared.tiles, spec)))
 
 
 def run_tokenizer(data):
@@ -127,6 +138,28 @@ def run_image(data):
     Image.open(data, max_pixels=MAX_PIXELS)
 
 
+def sound_seeds():
+    """WAV files of several formats."""
+    samples = np.linspace(-1, 0.9, 600, dtype=np.float32)
+    seeds = []
+    for tag, channels, numbers in (
+        (1, 1, samples * 2**15),
+        (1, 2, samples * 2**31),
+        (3, 1, samples),
+        (3, 3, samples),
+    ):
+        data = numbers.astype("<f4" if tag == 3 else f"<i{2 * channels}").tobytes()
+        width = len(data) // len(samples)
+        form = struct.pack("<HHIIHH", tag, channels, 8_000, 8_000 * width, channels * width, 8 * width)
+        body = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(data))
+        seeds.append(b"RIFF" + struct.pack("<I", len(body) + len(data)) + body + data)
+    return seeds
+
+
+def run_sound(data):
+    assert np.isfinite(log_mels(Audio.open(data, max_seconds=10).samples, 80)).all()
+
+
 GRAMMARS = [
     json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}).encode(),
     json.dumps({"anyOf": [{"type": "string", "pattern": "^a+$"}, {"enum": [1, None]}]}).encode(),
@@ -173,12 +206,13 @@ def files(*names):
 
 TARGETS = {
     "gguf": Target(files("tiny/llama.gguf", "tiny/qwen3.gguf"), run_gguf),
-    "mmproj": Target(files("vision/mlp.gguf", "vision/qwen3vl.gguf"), run_mmproj),
+    "mmproj": Target(files(*(f"{name}.gguf" for name in ENCODERS)), run_mmproj),
     "tokenizer": Target(tokenizer_seeds, run_tokenizer),
     "safetensors": Target(state_seeds, run_safetensors),
     "state": Target(state_seeds, run_state),
     "onnx": Target(lambda: [next((DATA / "onnx").rglob("*.onnx")).read_bytes()], run_onnx),
     "image": Target(image_seeds, run_image),
+    "sound": Target(sound_seeds, run_sound),
     "grammar": Target(lambda: GRAMMARS, run_grammar),
     "template": Target(template_seeds, run_template),
     "body": Target(lambda: BODIES, run_body),

@@ -117,6 +117,15 @@ def test_a_folder_is_taken_for_the_encoder():
     vision.close()
 
 
+def test_a_folder_is_served():
+    from stretto.server.http.served_model import make_served
+    from stretto.server.settings import ModelEntry, Settings
+
+    entries = ModelEntry.with_vision((ModelEntry.parse(f"llava={DATA / 'llava'}"),), (str(DATA / "llava"),))
+    facts = make_served(entries[0], Settings(entries, port=0), 1 << 40).facts
+    assert (facts["vision"], facts["audio"]) == (True, False)
+
+
 # -- hostile folders --
 
 
@@ -147,6 +156,9 @@ WRONG = [
     ("llava", {"vision_feature_layer": [1, 2]}, "vision_feature_layer"),
     ("llava_next", {"image_grid_pinpoints": [24, 48]}, "image_grid_pinpoints"),
     ("llava_next", {"image_grid_pinpoints": [[24, 49]]}, "multiples of 24"),
+    ("llava_next", {"image_grid_pinpoints": [[24, [48]]]}, "image_grid_pinpoints.*pairs"),
+    ("llava", {"vision_config__num_hidden_layers": 1 << 31}, "num_hidden_layers"),
+    ("qwen3_vl", {"vision_config__depth": 1 << 31}, "depth.*1 to 1024 is possible"),
     ("qwen2_5_vl", {"vision_config__fullatt_block_indexes": [0]}, "fullatt_block_indexes"),
     ("qwen2_5_vl", {"vision_config__fullatt_block_indexes": ["a"]}, "fullatt_block_indexes"),
     ("qwen2_5_vl", {"vision_config__spatial_merge_size": 0}, "spatial_merge_size"),
@@ -166,6 +178,11 @@ def test_wrong_processors(tmp_path):
     folder = changed(tmp_path, "smolvlm", "preprocessor_config.json", max_image_size={"longest_edge": 64})
     with pytest.raises(ModelError, match="max_image_size"):
         open_encoder(folder)
+    for wrong in ([None] * 3, ["a", "b", "c"], [[1]], [True] * 3):
+        shutil.rmtree(folder)
+        changed(tmp_path, "smolvlm", "preprocessor_config.json", image_mean=wrong)
+        with pytest.raises(ModelError, match=r"image_mean.*three numbers"):
+            open_encoder(folder)
     (folder / "preprocessor_config.json").write_text("[]")
     with pytest.raises(ModelError, match="must hold an object"):
         open_encoder(folder)

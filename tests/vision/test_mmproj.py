@@ -63,6 +63,25 @@ WRONG = [
     ("llava-next", {"clip.vision.image_grid_pinpoints": np.array([240, 240], np.int32)}, "at most 64 tiles"),
     ("llava-next", {"clip.vision.mm_patch_merge_type": "spatial"}, "'spatial' is not supported"),
     ("llama4", {"clip.vision.preproc_max_tiles": 65}, "preproc_max_tiles"),
+    (
+        "llama4",
+        {"clip.vision.image_size": 8192, "clip.vision.patch_size": 512, "clip.vision.preproc_max_tiles": 2},
+        "134,217,728 pixels",
+    ),
+    (
+        "qwen25vl",
+        {"clip.vision.image_min_pixels": 1 << 28, "clip.vision.image_max_pixels": 4096},
+        "4194304 tokens at least, and 64 at most",
+    ),
+    (
+        "qwen2vl",
+        {
+            "clip.vision.image_size": 8192,
+            "clip.vision.patch_size": 512,
+            "clip.vision.image_max_pixels": 1 << 28,
+        },
+        "268,435,456 pixels",
+    ),
     ("qwen25vl", {"clip.vision.n_wa_pattern": 0}, "n_wa_pattern"),
     ("qwen25vl", {"clip.vision.window_size": 7}, "at least 8 pixels"),
     ("gemma3", {"clip.vision.projector.scale_factor": 3}, "cannot be merged"),

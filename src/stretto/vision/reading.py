@@ -23,6 +23,7 @@ MAX_BLOCKS = 512
 MAX_MELS = 1 << 10
 MAX_WIDTH = 1 << 15
 MAX_NUMBERS = 1 << 27  # of one array between two matrices: all positions of an image
+MAX_PIXELS = 1 << 26  # of an image that is scaled to its largest size, all tiles together
 
 SUPPORTED = f"supported are {', '.join(FAMILIES)}"
 IGNORED = (
@@ -107,7 +108,18 @@ def _spec(file: GGUF) -> VisionSpec:
             "clip.vision.feed_forward_length",
             f"an image would take arrays of {n:,} numbers, but at most {MAX_NUMBERS:,} are possible",
         )
+    if (n := _pixels(spec)) > MAX_PIXELS:
+        raise file.error(
+            "clip.vision.image_size",
+            f"an image could be scaled to {n:,} pixels, but at most {MAX_PIXELS:,} are possible",
+        )
     return spec
+
+
+def _pixels(spec: VisionSpec) -> int:
+    """Pixels of the largest image, all tiles together."""
+    tiles = spec.max_patches * spec.patch_size**2 * spec.max_tiles
+    return max(tiles, *(height * width for height, width in (*spec.resolutions, (0, 0))))
 
 
 def _sound_spec(file: GGUF) -> VisionSpec:

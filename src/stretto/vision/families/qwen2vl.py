@@ -23,6 +23,7 @@ ROPE_BASE = 10_000.0
 MAX_TOKENS = 4096  # of an image
 MAX_RATIO = 200  # of the longer side to the shorter
 WINDOW_PIXELS = 112  # along each side of a window, where the file does not say
+MIN_PIXELS = "clip.vision.image_min_pixels"
 PATTERN, WINDOW = "clip.vision.n_wa_pattern", "clip.vision.window_size"
 
 
@@ -39,12 +40,15 @@ class Qwen2VL(Family):
             spec, merge=base.read_merge(file, "clip.vision.spatial_merge_size", spec, 2, any_size=True)
         )
         wide, out = spec.n_embd * spec.merge**2, base.read_outputs(file, "mm.2.weight")
-        most = base.read_pixels(file, "clip.vision.image_max_pixels", MAX_TOKENS, spec)
+        most = min(MAX_TOKENS, base.read_pixels(file, "clip.vision.image_max_pixels", MAX_TOKENS, spec))
+        least = base.read_pixels(file, MIN_PIXELS, min(self.min_tokens, most), spec)
+        if least > most:
+            raise file.error(MIN_PIXELS, f"{least} tokens at least, and {most} at most")
         return replace(
             spec,
             n_out=out,
-            min_tokens=base.read_pixels(file, "clip.vision.image_min_pixels", self.min_tokens, spec),
-            max_tokens=min(MAX_TOKENS, most),
+            min_tokens=least,
+            max_tokens=most,
             class_token=False,
             positions="",
             rope="halves",

@@ -127,7 +127,9 @@ def _convert(conversion: Conversion, tower: Tower, config: Fields, processor: Fi
         "has_vision_encoder": True,
         "projector_type": tower.projector,
         "vision.embedding_length": _integer(inner, "embed_dim" if "embed_dim" in inner else "hidden_size"),
-        "vision.block_count": _integer(inner, "depth" if "depth" in inner else "num_hidden_layers"),
+        "vision.block_count": _integer(
+            inner, "depth" if "depth" in inner else "num_hidden_layers", most=MAX_LAYERS
+        ),
         "vision.attention.head_count": _integer(
             inner, "num_heads" if "num_heads" in inner else "num_attention_heads"
         ),
@@ -135,7 +137,10 @@ def _convert(conversion: Conversion, tower: Tower, config: Fields, processor: Fi
         "vision.attention.layer_norm_epsilon": inner.number("layer_norm_eps", 1e-5),
     }
     for name in ("image_mean", "image_std"):
-        keys[f"vision.{name}"] = [float(one) for one in processor.list(name)]
+        channels = processor.list(name)
+        if not all(type(one) in (int, float) for one in channels):
+            raise processor.error(name, f"three numbers are needed, not {channels!r:.60}")
+        keys[f"vision.{name}"] = [float(one) for one in channels]
     activation = inner.text("hidden_act")
     if activation not in tower.activations:
         raise inner.error(
@@ -301,7 +306,7 @@ def _llava(conversion: Conversion, config: Fields, processor: Fields) -> None:
         conversion.take("v.class_embd", "embeddings.class_embedding")
     if config.text("model_type") == "llava_next":
         pairs = config.list("image_grid_pinpoints")
-        if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        if not all(isinstance(pair, list) and [type(n) for n in pair] == [int, int] for pair in pairs):
             raise config.error("image_grid_pinpoints", "pairs of heights and widths are needed")
         keys["vision.image_grid_pinpoints"] = [n for height, width in pairs for n in (width, height)]
         keys["vision.mm_patch_merge_type"] = "spatial_unpad"
