@@ -319,8 +319,8 @@ def _is_part(file: GGUF) -> bool:
 
     metadata = file.metadata
     return (
-        metadata.get("general.type") in tuple(TYPES)
-        or metadata.get("general.architecture") == "clip"
+        str(metadata.get("general.type")) in TYPES
+        or str(metadata.get("general.architecture")) == "clip"
         or "adapter.type" in metadata
     )
 

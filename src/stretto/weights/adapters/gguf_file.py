@@ -20,7 +20,7 @@ ALPHA = "adapter.lora.alpha"
 def read_gguf(path: Path, target: Target) -> LoRA:
     """The adapter in a file; its shapes are checked before any number is read."""
     with GGUF(path) as file:
-        if file.metadata.get("general.architecture") == ARCHITECTURE:
+        if str(file.metadata.get("general.architecture")) == ARCHITECTURE:
             return read_steering(file, target)
         alpha = _checked_head(file, target)
         parts: dict[str, tuple[Read, Read, float]] = {}
@@ -56,7 +56,7 @@ def _checked_head(file: GGUF, target: Target) -> float:
             field="adapter.alora.invocation_tokens",
         )
     architecture = metadata.get("general.architecture")
-    if architecture != target.architecture:
+    if str(architecture) != target.architecture:
         raise ModelError(
             f"the adapter is for models of the architecture {architecture!r:.60}, and this one is "
             f"{target.architecture!r}",
