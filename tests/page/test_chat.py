@@ -337,7 +337,7 @@ def test_another_tab_gets_the_rest_of_an_answer_whose_tab_was_closed(new_page, l
 
 
 def test_a_reader_is_left_where_they_are(new_page, loaded):
-    with loaded(mock("line\n\n" * 150, 0.005)) as server:
+    with loaded(mock("line\n\n" * 1500, 0.005)) as server:
         page = new_page(f"{server.url}/#chat")
         send(page, done=False)
         count, place = (

@@ -217,10 +217,10 @@ def test_what_is_no_chat_template(source: str) -> None:
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("source", BOMBS, ids=range(len(BOMBS)))
 def test_bombs(source: str) -> None:
-    begin = time.monotonic()
+    begin = time.process_time()
     with pytest.raises(ModelError) as caught:
         run(source)
-    assert time.monotonic() - begin < 20
+    assert time.process_time() - begin < 20
     assert len(str(caught.value)) < 1000
 
 

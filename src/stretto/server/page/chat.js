@@ -101,7 +101,10 @@ async function takeFiles(files, model) {
   if (!found.length) return false;
   if (model?.vision === false) say(`${model.name} takes no images`);
   else if (found.some(one => one.size > IMAGE_BYTES)) say('An image may have 8 MiB at most');
-  else set({images: [...ui.images, ...await Promise.all(found.map(read))]});
+  else {
+    const images = await Promise.all(found.map(read)); // others may be taken meanwhile
+    set({images: [...ui.images, ...images]});
+  }
   return true;
 }
 async function copy(text, what) { say(await copyText(text) ? `${what} copied` : 'This browser does not allow it here'); }
