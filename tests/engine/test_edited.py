@@ -1,5 +1,6 @@
 """Prompts that are cached texts with parts cut out or replaced: made from its cells where that is allowed."""
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -59,6 +60,14 @@ def made_by_hand(tokens, *edits, mode):
 )
 def test_runs_of_equal_tokens(old, new, runs):
     assert [tuple(run) for run in find_runs(old, new)] == runs
+
+
+def test_runs_of_repeated_tokens_take_linear_time():
+    same = [5] * 80_000
+    begun = time.thread_time()
+    runs = find_runs([*TEXT, *same], [*TEXT, 7, *same, 8, *same])
+    assert time.thread_time() - begun < 2  # searched one by one, the places of an anchor take many seconds
+    assert [tuple(run) for run in runs] == [(0, 0, 600), (608, 601, 79_992)]
 
 
 @pytest.mark.parametrize("mode", ["shift", "heal"])
@@ -148,6 +157,17 @@ def test_without_room_it_is_computed():
         assert result.tokens
         llm.cells.check()
         assert plain.generate(prompt, **GREEDY).tokens
+
+
+def test_a_prompt_is_computed_if_a_text_between_two_edits_is_longer_than_the_context(llm):
+    text = np.random.default_rng(5).integers(0, 96, 900).tolist()
+    llm.generate(text, **GREEDY)
+    prompt = [*text[:100], *TEXT[:200], *text[100:500], *text[750:]]  # 200 put in, then 250 cut out
+    result = llm.generate(prompt, edits="shift", **GREEDY)
+    assert (result.usage.cached_tokens, result.usage.edit_mode) == (100, None)
+    with tiny_llm() as plain:
+        assert result.tokens == plain.generate(prompt, **GREEDY).tokens
+    llm.cells.check()
 
 
 def test_models_that_cannot_move_tokens_compute_them():

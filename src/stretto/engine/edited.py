@@ -8,6 +8,7 @@ own, where only requests that allow this find them, and never go to disk. A requ
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from stretto.engine import editing
 from stretto.engine.pool import MIN_COMMON_TOKENS
 from stretto.engine.runner import Runner
 from stretto.engine.track import Track
-from stretto.errors import CacheFull
+from stretto.errors import CacheFull, ContextOverflow
 from stretto.sampling.sampler import RandomStream
 
 MIN_RUN_TOKENS = 64  # that two texts have in common, to be kept; shorter runs are computed
@@ -53,12 +54,11 @@ def find_runs(old: Sequence[int], new: Sequence[int]) -> list[Run]:
         places.setdefault(data[4 * at : 4 * (at + ANCHOR_TOKENS)], []).append(at)
     at_new = n
     while at_new + ANCHOR_TOKENS <= len(new):
-        found = places.get(wanted[4 * at_new : 4 * (at_new + ANCHOR_TOKENS)], ())
-        at_old = next((at for at in found if at >= end_old), None)
-        if at_old is None:
+        found = places.get(wanted[4 * at_new : 4 * (at_new + ANCHOR_TOKENS)], [])
+        if (index := bisect_left(found, end_old)) == len(found):
             at_new += 1
             continue
-        start = at_new
+        start, at_old = at_new, found[index]
         while start > end_new and at_old > end_old and old[at_old - 1] == new[start - 1]:
             start, at_old = start - 1, at_old - 1
         n = common(old[at_old:], new[start:])
@@ -76,7 +76,8 @@ def _as_bytes(tokens: Sequence[int]) -> bytes:
 def reuse_edited(runner: Runner, track: Track, compute: editing.Compute) -> None:
     """Let a track find the cells of the cached text that its own is an edit of, if that saves enough.
 
-    Nothing is changed where they find no room. Called under the lock, before the track is queued.
+    Nothing is changed where they, or a text between two edits, find no room. Called under the lock, before
+    the track is queued.
     """
     mode = track.edits
     if mode == "recompute" or track.has_images or runner.shift_obstacle:
@@ -129,7 +130,7 @@ def _take(runner: Runner, track: Track, entry: Parked, runs: list[Run], compute:
                 new = track.tokens[start : after.new]
                 edit = editing.replace(runner, copy, start, end, new, track.edits, compute)
                 track.n_edited += copy.n_placed - edit.kept
-        except CacheFull:
+        except (CacheFull, ContextOverflow):  # texts between two edits may be longer than both
             track.n_edited = 0
             runner.close_track(copy, park=False)
             return
