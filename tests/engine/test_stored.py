@@ -16,6 +16,7 @@ from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache.disk import BLOCK_TOKENS, HEAD_BYTES, DiskStore
 from stretto.cache.prefix import COMMON
+from stretto.engine.stored import StoredPrefixes
 from stretto.llm import LLM
 from stretto.loading.disk_cache import describe_computation
 from stretto.testing import byte_tokenizer, mock_llm
@@ -247,6 +248,45 @@ def test_what_is_forgotten_is_gone_from_disk_too(folder):
     with keep(tiny_llm(), folder) as second:
         assert second.generate(TOKENS, **GREEDY).usage.cached_tokens == 0
         assert second.generate(TOKENS[::-1], **GREEDY).usage.cached_tokens == 256
+
+
+def test_what_is_forgotten_while_it_is_written_stays_off_the_disk(folder, monkeypatch):
+    reading, go_on = threading.Event(), threading.Event()
+    read = StoredPrefixes._read_parked
+
+    def slow(self, *what):
+        data = read(self, *what)
+        reading.set()
+        assert go_on.wait(60)
+        return data
+
+    with keep(tiny_llm(cells=1024), folder) as llm:
+        monkeypatch.setattr(StoredPrefixes, "_read_parked", slow)
+        llm.generate(TOKENS, **GREEDY)
+        assert reading.wait(60)  # a block has been copied, and has no file yet
+        llm.cache.forget(TOKENS[:200])
+        monkeypatch.undo()
+        go_on.set()
+        llm.generate(TOKENS[::-1], **GREEDY)
+        until(lambda: llm.cache.disk().usage.blocks == 4)
+    with keep(tiny_llm(), folder) as second:
+        assert second.generate(TOKENS, **GREEDY).usage.cached_tokens == 0
+
+
+def test_a_thread_that_died_or_cannot_start_loses_no_request(folder, monkeypatch):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    with keep(tiny_llm(cells=1024), folder) as llm:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            wanted = llm.generate(TOKENS, **GREEDY).tokens
+        llm.generate(TOKENS[::-1], **GREEDY)
+        until(lambda: llm.cache.disk().usage.blocks == 8)
+    with keep(tiny_llm(), folder) as second, monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        result = second.generate(TOKENS, **GREEDY)
+        assert (result.tokens, result.usage.cached_tokens) == (wanted, 0)
 
 
 def test_blocks_that_memory_uses_are_evicted_last(folder):

@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from weakref import WeakSet
 
@@ -85,6 +85,8 @@ class StoredPrefixes:
         self._identity_text: str | None = None
         self._loading = fork_safety.lock()  # held while blocks are read: equal prompts read them once
         self._writing = fork_safety.lock()  # held while blocks are written
+        self._filing = fork_safety.lock()  # held while one file is written, or texts are forgotten
+        self._forgotten: set[bytes] = set()  # blocks that may have been read before they were
         self._changed = fork_safety.condition()
         self._has_news = self._closed = False
         self._thread: threading.Thread | None = None
@@ -211,13 +213,14 @@ class StoredPrefixes:
             ahead = iter(range(start, stop))
 
             def ask() -> None:
-                if (i := next(ahead, None)) is not None:
-                    coming.append(pool.submit(self.store.read, root, keys[i], nbytes, i))
+                with suppress(RuntimeError):  # no thread can be started now: the rest is computed
+                    if (i := next(ahead, None)) is not None:
+                        coming.append(pool.submit(self.store.read, root, keys[i], nbytes, i))
 
             for _ in range(READ_AHEAD):
                 ask()
             for i in range(start, stop):
-                data = coming.popleft().result()
+                data = coming.popleft().result() if coming else None
                 if data is None:
                     return
                 ask()
@@ -253,8 +256,11 @@ class StoredPrefixes:
         """Remove the blocks of a text from disk."""
         root = self._root(domain)
         keys = set(self.store.chain(root, items))
-        self._rescued = deque(one for one in self._rescued if one[0].key not in keys)
-        self.store.remove(root, keys)
+        keys |= {self.store.state_key(key) for key in keys}
+        with self._filing:
+            self._forgotten |= keys
+            self._rescued = deque([one for one in list(self._rescued) if one[0].key not in keys])
+            self.store.remove(root, keys)
 
     # -- writing --
 
@@ -262,9 +268,11 @@ class StoredPrefixes:
         """A sequence was parked: have the thread look for what is new."""
         with self._changed:
             self._has_news = True
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._work, name="stretto-disk", daemon=True)
-                self._thread.start()
+            if not self._closed and (self._thread is None or not self._thread.is_alive()):
+                thread = threading.Thread(target=self._work, name="stretto-disk", daemon=True)
+                with suppress(RuntimeError):  # no thread can be started now: the next text tries again
+                    thread.start()
+                    self._thread = thread
             self._changed.notify()
 
     def _work(self) -> None:
@@ -290,6 +298,8 @@ class StoredPrefixes:
                 if self._runner.closed:
                     return
                 entries = list(self._runner.prefixes.entries())
+                with self._filing:
+                    self._forgotten.clear()  # what is parked by now was not
                 done = {entry.id: self._done.get(entry.id, 0) for entry in entries}
                 self._done = {number: n for number, n in done.items() if n}
                 new = [
@@ -357,10 +367,11 @@ class StoredPrefixes:
         return runner.backend.read_cells(runner.cells.view(entry.id)[first : first + BLOCK_TOKENS].copy())
 
     def _write(self, block: _Block, data: Bytes) -> bool:
-        if self.store.has(block.root, block.key):
-            return True
-        if not self.store.write(block.root, block.key, data, block.depth):
-            return False
+        with self._filing:
+            if block.key in self._forgotten or self.store.has(block.root, block.key):
+                return True
+            if not self.store.write(block.root, block.key, data, block.depth):
+                return False
         self._blocks_written += 1
         self._runner.metrics.stored_bytes += data.nbytes
         return True
@@ -381,11 +392,14 @@ class StoredPrefixes:
 
     def _write_rescued(self) -> bool:
         """Write the blocks that were copied at eviction; False if nothing more can be kept."""
-        while self._rescued:
-            block, data = self._rescued.popleft()
+        while True:
+            with self._filing:
+                if not self._rescued:
+                    return True
+                block, data = self._rescued.popleft()
             if not self._write(block, data):
+                self._rescued.clear()
                 return False
-        return True
 
     # -- the end --
 

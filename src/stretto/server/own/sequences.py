@@ -593,7 +593,12 @@ async def score(body: ScoreContinuations, request: Request) -> Response:
         several = await in_thread(state, work)
         await compute(request, generation, entry)
         scoring = asyncio.wait_for(llm.ascore(entry.sequence, several), generation.left)
-        scores = await unless_gone(request, scoring)
+        try:
+            scores = await unless_gone(request, scoring)
+        except asyncio.TimeoutError:
+            raise ApiError(
+                503, "the texts were not scored before the time limit", code="timeout", retry_after=10
+            ) from None
         count_tokens(request, sum(len(ids) - 1 for ids in several))
         data = []
         for index, (ids, numbers) in enumerate(zip(several, scores, strict=True)):
