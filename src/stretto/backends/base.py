@@ -275,6 +275,37 @@ class Projects(Protocol):
         ...
 
 
+class NextHead(Protocol):
+    """A model's layer for drafts, which predicts the token after the next one (MTP)."""
+
+    def open(self, n_cells: int) -> None:
+        """Have room for so many tokens; it is opened once."""
+        ...
+
+    def norm(self, states: Floats) -> Floats:
+        """The decoder's hidden states behind its last norm: float32[n, n_embd]."""
+        ...
+
+    def join(self, tokens: Sequence[int], states: Floats) -> Floats:
+        """float32[n, n_embd]: what the layer reads, of tokens and the normed states of those before them."""
+        ...
+
+    def forward(self, batch: Batch) -> tuple[Floats, Floats]:
+        """Logits of the wanted rows, and the states of all rows behind the layer's own last norm."""
+        ...
+
+    def close(self) -> None:
+        """Free everything."""
+        ...
+
+
+@runtime_checkable
+class HasNextHead(Protocol):
+    """The part of a backend that runs a model's layer for drafts beside the decoder."""
+
+    next_head: NextHead | None  # of the model, if it has one
+
+
 @runtime_checkable
 class Mixes(Protocol):
     """The part of a backend that sums up rows of logits with its own threads."""

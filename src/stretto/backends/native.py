@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto import _native
-from stretto.backends.base import Batch, Capabilities, Decoding, DeviceRow, FusedRun, LoRA
+from stretto.backends.base import Batch, Capabilities, Decoding, DeviceRow, FusedRun, LoRA, NextHead
 from stretto.backends.batch import find_changes, make_scales
 from stretto.backends.native_weights import (
     FLOATS,
@@ -53,6 +53,7 @@ class NativeBackend:
 
     name = "native"
     capabilities = Capabilities(attention=True, sites=True, fused=True, ahead=True)
+    next_head: NextHead | None = None  # set by who opens the file
 
     def __init__(
         self,
@@ -265,6 +266,8 @@ class NativeBackend:
         """Free weights, cache and threads."""
         if self._packing is not None:
             self._packing.stop()
+        if self.next_head is not None:
+            self.next_head.close()
         self.decoder = None
 
     @property

@@ -22,6 +22,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from stretto.backends.base import PROVIDERS, Backend, BackendOptions
+from stretto.backends.next_layer import find_next_head
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.hardware import kernel_sets
 from stretto.models.spec import ModelSpec
@@ -80,7 +81,7 @@ def _native(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
     placement = choose_placement(
         options.repack, model_memory(file, spec), options.kv, options.cells, options.memory, path=file.path
     )
-    return NativeBackend(
+    backend = NativeBackend(
         file,
         spec,
         options.cells,
@@ -90,6 +91,14 @@ def _native(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
         n_slots=options.n_slots(4 * spec.state_floats),
         placement=placement,
     )
+
+    def open_layer(part: GGUF, alone: ModelSpec, n_cells: int) -> NativeBackend:
+        return NativeBackend(
+            part, alone, n_cells, options.threads, options.kv, repack=False, precision=options.precision
+        )
+
+    backend.next_head = find_next_head(file, spec, open_layer)
+    return backend
 
 
 def _native_version() -> str:
@@ -105,7 +114,9 @@ def _reference(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
             param="kv",
             value=options.kv,
         )
-    return ReferenceBackend(file, spec, options.cells, options.n_slots(4 * spec.state_floats))
+    backend = ReferenceBackend(file, spec, options.cells, options.n_slots(4 * spec.state_floats))
+    backend.next_head = find_next_head(file, spec, ReferenceBackend)
+    return backend
 
 
 def _reference_bytes(file: GGUF, options: BackendOptions) -> int:

@@ -13,7 +13,7 @@ cells after it are removed. A rejected token costs time and changes nothing. A d
 
 from stretto.drafts.base import BranchProposer, CacheDrafter, Drafter, DraftTree, Guesser, Proposer
 from stretto.drafts.lookup import PromptLookup, SuffixLookup
-from stretto.drafts.model import DraftModel
+from stretto.drafts.model import DraftModel, NextTokenDrafts
 
 __all__ = [
     "BranchProposer",
@@ -22,6 +22,7 @@ __all__ = [
     "DraftTree",
     "Drafter",
     "Guesser",
+    "NextTokenDrafts",
     "PromptLookup",
     "Proposer",
     "SuffixLookup",

@@ -68,6 +68,18 @@ class DraftModel:
         return ModelProposer(self._llm, self.split, self.least)
 
 
+class NextTokenDrafts:
+    """Drafts by the layer that the model itself has for that (MTP, `nextn`), as GLM 4.5 and Qwen3.5 have."""
+
+    def __init__(self, most: int = 3) -> None:
+        check_integer("most", most, 1, 256)
+        self.most = int(most)
+
+    def begin(self, tokenizer: Tokenizer) -> ModelProposer:
+        """The engine makes its proposers: they need the hidden states of passes."""
+        raise InvalidRequest("draft='mtp' is for requests of the model that has the layer", param="draft")
+
+
 class ModelProposer:
     """A sequence of the small model that follows a text and runs ahead of it."""
 

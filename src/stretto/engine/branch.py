@@ -138,7 +138,7 @@ def _text_request(
     if params.draft is not None:
         from stretto.engine.decoders.drafted import Speculation
 
-        speculation = Speculation(runner, params.draft, tokenizer, track.domain, params.draft_branches)
+        speculation = Speculation(runner, params.draft, tokenizer, track, params.draft_branches)
     output = _output(engine, track, params, guide is not None)
     decoder = PlainDecoder(
         runner, track, output, params, collect_end_ids(engine, params), guide, speculation, keep_track

@@ -212,13 +212,17 @@ def _drafter(options: Mapping[str, Any]) -> Drafter | None:
                 value=branches,
             )
         return None
-    from stretto.drafts import Drafter, PromptLookup, SuffixLookup
+    from stretto.drafts import Drafter, NextTokenDrafts, PromptLookup, SuffixLookup
 
     if isinstance(draft, str):
-        named: dict[str, Callable[[], Drafter]] = {"lookup": PromptLookup, "suffix": SuffixLookup}
+        named: dict[str, Callable[[], Drafter]] = {
+            "lookup": PromptLookup,
+            "suffix": SuffixLookup,
+            "mtp": NextTokenDrafts,
+        }
         draft = named[draft]() if draft in named else draft
     if not isinstance(draft, Drafter):
-        raise wrong_value("draft", draft, "'lookup', 'suffix' or a Drafter such as DraftModel(llm)")
+        raise wrong_value("draft", draft, "'lookup', 'suffix', 'mtp' or a Drafter such as DraftModel(llm)")
     check_integer("draft.most", draft.most, 1, 256, param="draft")
     return draft
 

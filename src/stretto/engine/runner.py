@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from stretto.backends.base import (
     DrawsRows,
     Prepares,
     Rows,
+    Tap,
     host_rows,
 )
 from stretto.cache.items import ImageLike, Images, is_sound
@@ -30,11 +31,14 @@ from stretto.engine.adapters import Adapters
 from stretto.engine.metrics import History
 from stretto.engine.pool import CellPool, Match
 from stretto.engine.tokens import REMEDY, checked_tokens
-from stretto.engine.track import Source, Track
+from stretto.engine.track import Source, TakesStates, Track
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.hardware import fork_safety
 from stretto.text.messages import INSTEAD
 from stretto.weights.mapped import GuardedMap, broken_mappings, check_maps
+
+if TYPE_CHECKING:
+    from stretto.engine.next_tokens import HeadCells
 
 __all__ = ["Match", "Runner", "Work"]
 
@@ -114,6 +118,7 @@ class Runner(CellPool):
         self.history = History(self.metrics)
         self.adapters = Adapters(backend, self.tracks)
         self.images: Images | None = None  # makes tokens of images, if the model has a vision encoder
+        self.head_cells: HeadCells | None = None  # of the model's layer for drafts, once one is wanted
         self.maps: Collection[GuardedMap] = ()  # files that stay mapped
         self._n_broken = 0
         self._is_forked = False
@@ -151,12 +156,16 @@ class Runner(CellPool):
             return len(work)
         batch = Batch()
         wanted: list[tuple[Source, int, int]] = []  # how many rows and tokens of each
+        shown: list[tuple[TakesStates, list[int], int, Tap]] = []  # hidden states for layers for drafts
         for source, n in work:
             first = len(batch)
             wanted.append((source, source.fill(batch, n), len(batch) - first))
             batch.adapt(first, source.track.mix)
             if source.track.taps is not None:
                 source.track.taps.ask(batch, first, source.track.n_placed, source.track.tokens)
+            if (taker := source.track.states) is not None:
+                tap = batch.tap(taker.site, range(first, len(batch)))
+                shown.append((taker, source.track.tokens, source.track.n_placed, tap))
         (_, rows), start = self.run_batch(self._placing(batch), self._rows_of(hidden)), 0
         for source, n_rows, n in wanted:
             if n > source.step_tokens:
@@ -169,6 +178,8 @@ class Runner(CellPool):
             start += n_rows
             if source.track.checkpoints is not None:
                 source.track.checkpoints.mark(source.track.n_placed, len(source.track))
+        for taker, tokens, place, tap in shown:
+            taker.take_states(tokens, place, tap.values)
         return len(batch)
 
     def _run_last(self, sources: list[Source]) -> None:

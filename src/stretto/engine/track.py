@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stretto.backends.base import Batch, DeviceRow, Draw, Mask, Mix, Row, Rows
 from stretto.cache.cells import Cells
@@ -22,8 +23,11 @@ from stretto.engine.taps import Taps
 from stretto.engine.tokens import add_vectors, uncut
 from stretto.engine.types import Approximate, EditMode
 from stretto.errors import ContextOverflow, InvalidRequest
+from stretto.models.sites import Site
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.sampler import RandomStream, choose
+
+Floats = NDArray[np.float32]
 
 # Tokens as hooks and other readers see them.
 
@@ -187,6 +191,19 @@ class Source(Protocol):
         ...
 
 
+class TakesStates(Protocol):
+    """What wants the hidden states of a track's tokens, as passes compute them."""
+
+    @property
+    def site(self) -> Site:
+        """Where they are: behind the last layer."""
+        ...
+
+    def take_states(self, tokens: list[int], first: int, states: Floats) -> None:
+        """Take those of the tokens from an index on, drafted ones included: float32[n, n_embd]."""
+        ...
+
+
 class Track:
     """Tokens of one sequence; the first `n_placed` of them have cells.
 
@@ -225,6 +242,7 @@ class Track:
         "resume",
         "running",
         "shown",
+        "states",
         "step_tokens",
         "taps",
         "tokens",
@@ -265,6 +283,7 @@ class Track:
         self.draft_lanes: Sequence[int] = ()  # ids for its branches but the first
         self.draft_rows: Rows | None = None  # float32[1 + draft, n_vocab], once computed
         self.draft_base: int | None = None  # the slot with the state before the draft
+        self.states: TakesStates | None = None  # wants the hidden states of its tokens
         self.checkpoints: Checkpoints | None = None  # of its recurrent states, if any are to stay
 
     @property
@@ -315,7 +334,7 @@ class Track:
     @property
     def at_end(self) -> bool:
         """Whether just the last token is pending and goes behind the last cell, in a pass without taps."""
-        if self.draft or self.taps is not None:
+        if self.draft or self.taps is not None or self.states is not None:
             return False
         view = self._views.get(self.id)
         n = len(self.tokens)

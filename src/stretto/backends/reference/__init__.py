@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import Batch, Capabilities, FusedRun, LoRA
+from stretto.backends.base import Batch, Capabilities, FusedRun, LoRA, NextHead
 from stretto.backends.batch import Placement, find_changes, make_scales
 from stretto.backends.reference import feed_forward, mixers
 from stretto.backends.reference.feed_forward import dense, experts
@@ -72,6 +72,7 @@ class ReferenceBackend:
     precision = "exact"
     capabilities = Capabilities(attention=True, sites=True)
     active_threads = 1
+    next_head: NextHead | None = None  # set by who opens the file
 
     def __init__(self, file: GGUF, spec: ModelSpec, n_cells: int, n_slots: int = 1) -> None:
         self.spec = spec
@@ -313,6 +314,8 @@ class ReferenceBackend:
 
     def close(self) -> None:
         """Free the weights and the cache."""
+        if self.next_head is not None:
+            self.next_head.close()
         self.weights = {}
         self.keys, self.values, self.states = [], [], []
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from stretto.cache.prefix import Domain
-from stretto.drafts.base import BranchProposer, CacheDrafter, Drafter, DraftLength, DraftTree
+from stretto.backends.base import HasNextHead
+from stretto.drafts.base import BranchProposer, CacheDrafter, Drafter, DraftLength, DraftTree, Proposer
+from stretto.drafts.model import NextTokenDrafts
+from stretto.engine.next_tokens import HeadCells, NextTokens
 from stretto.engine.runner import Runner
 from stretto.engine.track import Track
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, Unsupported
+from stretto.models.sites import list_sites
 from stretto.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -26,15 +29,19 @@ class Speculation:
     """Proposes drafts for one text, as long as they pay: a line of tokens, or a tree of several branches."""
 
     def __init__(
-        self, runner: Runner, drafter: Drafter, tokenizer: Tokenizer, domain: Domain, branches: int = 1
+        self, runner: Runner, drafter: Drafter, tokenizer: Tokenizer, track: Track, branches: int = 1
     ) -> None:
         if branches > 1:
             _check_trees(runner)
         self._runner = runner
         self._branches = branches
-        self._domain = domain
+        self._domain = track.domain
+        self._track = track
         self.n_drafted = self.n_accepted = 0  # tokens
-        if isinstance(drafter, CacheDrafter):
+        self._proposer: Proposer
+        if isinstance(drafter, NextTokenDrafts):
+            self._proposer = track.states = _follow(runner, track, tokenizer.end_ids)
+        elif isinstance(drafter, CacheDrafter):
             self._proposer = drafter.begin_among(tokenizer, self._cached)
         else:
             self._proposer = drafter.begin(tokenizer)
@@ -51,6 +58,8 @@ class Speculation:
 
     def propose(self, track: Track, room: int, n_running: int, guide: Constraint | None = None) -> None:
         """Put a draft behind the track's last token, if one is worth a try; a grammar cuts it short."""
+        if track is not self._track:  # a fork, in place of the track that it was made for
+            track.states, self._track.states, self._track = self._track.states, None, track
         n_rows = min(MAX_DRAFT_ROWS // max(1, n_running), self._runner.chunk - 1)
         most = min(self._length.next(), room, n_rows)
         if most <= 0:
@@ -88,6 +97,7 @@ class Speculation:
 
     def close(self) -> None:
         """Close the drafter's state for this text."""
+        self._track.states = None
         self._runner.borrowed.give_back(self, self._lanes)
         self._proposer.close()
 
@@ -98,3 +108,33 @@ def _check_trees(runner: Runner) -> None:
         runner.backend.capabilities.require(wanted, runner.backend.name)
     if runner.slots is not None:
         raise runner.slots.unsupported("a tree of drafts", "leave draft_branches out")
+
+
+def _follow(runner: Runner, track: Track, ends: frozenset[int]) -> NextTokens:
+    """Drafts for one text; `Unsupported` if the model or the backend has no layer for them."""
+    backend = runner.backend
+    if track.has_images:
+        raise Unsupported(
+            "layers for drafts (MTP) read texts without images; leave draft out, or the images",
+            param="draft",
+            value="mtp",
+        )
+    if not isinstance(backend, HasNextHead):
+        raise Unsupported(
+            f"the {backend.name} backend does not run layers for drafts (MTP); backend='native' does, and "
+            "draft='lookup' works with all",
+            param="draft",
+            value="mtp",
+        )
+    head = backend.next_head
+    if head is None:
+        raise Unsupported(
+            "the model's file has no layer for drafts (MTP, nextn); draft='lookup' or 'suffix' needs none",
+            param="draft",
+            value="mtp",
+        )
+    with runner.lock:
+        if runner.head_cells is None:
+            runner.head_cells = HeadCells(head, len(runner.cells), ends)
+        site = list_sites(runner.spec)[f"layers.{runner.spec.n_layer - 1}.residual"]
+        return NextTokens(runner.head_cells, track.domain, site)
