@@ -28,7 +28,14 @@ SOME = (
     *("gemma3n", "gemma4-e", "qwen35", "lfm2", "nemotron_h", "falcon-h1"),
 )
 FEW = ("llama", "gpt-oss", "deepseek3", "qwen35", "falcon-h1")
-REFUSED = ("falcon-mamba", "jamba", "kimi-linear", "mamba")  # with layers that this backend lacks
+REFUSED = (
+    "deepseek32",
+    "falcon-mamba",
+    "glm-dsa",
+    "jamba",
+    "kimi-linear",
+    "mamba",
+)  # with layers that this backend lacks
 RUN = [name for name in ALL if name not in REFUSED]
 EVERY = FEW if INTERPRETED else RUN
 MODELS = FEW[:1] if INTERPRETED else RUN if DEVICE == "cuda" else SOME

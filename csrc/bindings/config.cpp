@@ -3,6 +3,8 @@
 
 #include "bindings/config.h"
 
+#include <cmath>
+
 #include <nanobind/stl/vector.h>
 
 #include "bindings/part.h"
@@ -131,7 +133,7 @@ AttentionConfig attention_of(const Part& spec, const std::vector<Rope>& ropes, s
     return a;
 }
 
-LatentConfig latent_of(const Part& spec) {
+LatentConfig latent_of(const Part& spec, const std::vector<Rope>& ropes) {
     LatentConfig l;
     l.q_rank = size_in(spec, "q_rank", 0);
     l.rank = size_in(spec, "rank");
@@ -140,6 +142,18 @@ LatentConfig latent_of(const Part& spec) {
     l.value_size = size_in(spec, "value_size");
     if (l.q_rank || has(spec, "q_norm")) l.q_norm = needed_norm_in(spec, "q_norm");
     l.kv_norm = needed_norm_in(spec, "kv_norm");
+    if (has(spec, "indexer")) {
+        const Part given = part_in(spec, "indexer");
+        l.indexer.n_head = size_in(given, "n_head");
+        l.indexer.head_size = size_in(given, "head_size");
+        l.indexer.top_k = l.top_k = size_in(given, "top_k");
+        l.indexer.scale = 1.0f / std::sqrt(static_cast<float>(l.indexer.n_head * l.indexer.head_size));
+        l.indexer.rope = rope_in(given, ropes, l.indexer.head_size);
+        l.indexer.k_norm = needed_norm_in(given, "k_norm");
+        given.check();
+        if (!l.q_rank || l.indexer.rope < 0) fail("an indexer needs compressed queries and a rope");
+    }
+    if (has(spec, "chosen_by")) l.chosen_by = static_cast<int>(size_in(spec, "chosen_by", 0));
     return l;
 }
 
@@ -318,7 +332,7 @@ LayerConfig layer_of(const Part& spec, const std::vector<Rope>& ropes, size_t in
             1 + choice_in(mixer, "part", {"Attention", "Latent", "DeltaNet", "KimiDelta", "Convolution", "Mamba", "Mamba2", "Beside"}));
         const bool beside = layer.mixer == MixerKind::kBeside;
         if (layer.mixer == MixerKind::kLatent) {
-            layer.latent = latent_of(mixer);
+            layer.latent = latent_of(mixer, ropes);
             layer.attention = latent_attention_of(mixer, layer.latent, ropes);
         } else if (layer.has_attention()) {
             layer.attention = attention_of(beside ? part_in(mixer, "attention") : mixer, ropes, index);
@@ -401,6 +415,15 @@ Config config_of(const nb::dict& dictionary) {
         const LayerConfig& layer = c.layers.back();
         if (layer.input.size && layer.input.size != c.per_layer.size) fail("a layer's input does not fit");
         if (layer.streams.n != c.n_stream()) fail("all layers need the same streams");
+        if (layer.latent.chosen_by >= 0) {
+            // Of all choices only the last one is kept.
+            size_t last = c.layers.size() - 1;
+            while (last > 0 && !c.layers[last - 1].latent.indexer.top_k) --last;
+            if (layer.latent.indexer.top_k || last != static_cast<size_t>(layer.latent.chosen_by) + 1) {
+                fail("a layer takes the choice of the last one before it that has an indexer");
+            }
+            c.layers.back().latent.top_k = c.layers[last - 1].latent.top_k;
+        }
         if (!layer.has_attention() || layer.attention.shared < 0) continue;
         const LayerConfig& source = c.layers[layer.attention.shared];
         if (!source.has_attention() || source.attention.shared >= 0 ||

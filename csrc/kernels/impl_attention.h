@@ -350,6 +350,42 @@ void attend(const Attention& a, size_t first, size_t last, const Partial& out) {
     }
 }
 
+void score_index(const IndexScores& a, size_t n, float* out) {
+    const size_t size = padded(a.head_size), vectors = size / 16;
+    float* floats = a.scratch;                    // keys of a chunk
+    float* queries = floats + kChunk * size;      // of some heads, padded
+    float* scores = queries + kMostHeads * size;  // [heads][kSpan]
+    size_t steps[kChunk];
+    for (size_t j = 0; j < kChunk; ++j) steps[j] = j * size * sizeof(float);
+    const Cells keys{reinterpret_cast<const uint8_t*>(floats), steps};
+    for (size_t chunk = 0; chunk < n; chunk += kChunk, out += kChunk) {
+        for (size_t j = 0; j < kChunk; ++j) load_head(a.type, a.keys + a.places[chunk + j], a.head_size, floats + j * size);
+        Floats sums[kChunk / 16];
+        for (Floats& sum : sums) sum = splat(0.0f);
+        for (size_t h = 0; h < a.n_head; h += kHeads) {
+            const size_t n_heads = a.n_head - h < kHeads ? a.n_head - h : kHeads;
+            const float* q = a.queries + h * a.head_size;
+            if (size != a.head_size) {
+                std::memset(queries, 0, n_heads * size * sizeof(float));
+                for (size_t i = 0; i < n_heads; ++i) {
+                    std::memcpy(queries + i * size, q + i * a.head_size, a.head_size * sizeof(float));
+                }
+                q = queries;
+            }
+            with_heads(n_heads, [&](auto heads) {
+                score_chunk<decltype(heads)::value, 0, Source::kFloats>(keys, keys, vectors, q, 1.0f, 0.0f, scores);
+            });
+            for (size_t i = 0; i < n_heads; ++i) {
+                const Floats weight = splat(a.weights[h + i]);
+                for (size_t j = 0; j < kChunk / 16; ++j) {
+                    sums[j] = fma(weight, max(load(scores + i * kSpan + 16 * j), splat(0.0f)), sums[j]);
+                }
+            }
+        }
+        for (size_t j = 0; j < kChunk / 16; ++j) store(out + 16 * j, sums[j]);
+    }
+}
+
 void merge(size_t count, size_t head_size, const Partial& total, const Partial& part) {
     const size_t size = padded(head_size);
     for (size_t first = 0; first < count; first += 16) {

@@ -75,6 +75,18 @@ struct Attention {
     const int32_t* table = nullptr;      // the position of every cell
 };
 
+// The scores that an indexer gives to cells, for one row.
+struct IndexScores {
+    CacheType type;
+    const uint8_t* keys;    // of the first cell
+    const size_t* places;   // of the cells, kPlacesBehind more of them
+    size_t head_size;
+    size_t n_head;
+    const float* queries;   // [n_head][head_size]
+    const float* weights;   // [n_head]
+    float* scratch;         // attention_scratch() floats
+};
+
 // How many bytes the n cells of a view are behind the first cell, the same for all heads of a layer; kPlacesBehind more entries
 // repeat the last. `cell_stride` bytes are from one cell to the next within a block, `block_stride` from one block to the next.
 constexpr size_t kPlacesBehind = 2 * kChunk;  // that kernels may read, of whole chunks and of what is asked for ahead
@@ -168,6 +180,8 @@ struct Kernels {
     void (*load_head)(CacheType type, const uint8_t* x, size_t head_size, float* out);
     // The partial result of view entries [first, last), one span at most.
     void (*attend)(const Attention& a, size_t first, size_t last, const Partial& out);
+    // out[i] = Σ over heads: weight × relu(query · key of cell i), for n cells; there is room for whole chunks.
+    void (*score_index)(const IndexScores& a, size_t n, float* out);
     // total = total merged with part, which comes after it.
     void (*merge)(size_t count, size_t head_size, const Partial& total, const Partial& part);
     // One row of a convolution; x and out may be the same.

@@ -162,7 +162,7 @@ void Decoder::Walk::measure(size_t layer, size_t row, size_t kv, const Partial& 
     float* key = mine_.attention;
     for (size_t p = 0; p < n_probes; ++p) {
         const int32_t index = plan_.probed[row * n_probes + p];
-        if (index < begin || index >= end) continue;  // not in the view, or outside the window
+        if (index < begin || index >= end || !chooses(layer, row, index)) continue;  // not in the view, or outside the window
         kernel_.load_head(d_.cache_type_, d_.head_of(layer, input_.probes[p], false, kv), a.head_size, key);
         for (size_t h = 0; h < a.group(); ++h) {
             const size_t head = kv * a.group() + h;
@@ -207,7 +207,7 @@ void Decoder::Walk::show(size_t layer, size_t at, size_t kv) const {
             double score = 0.0;
             for (size_t d = 0; d < a.head_size; ++d) score += double{q[d]} * double{key[d]};
             score = capped(score * a.scale, a.cap) - falling(a, kv * group + h, row, view[i]);
-            out[h * length + i] = static_cast<float>(score);
+            out[h * length + i] = chooses(layer, row, static_cast<int32_t>(i)) ? static_cast<float>(score) : -INFINITY;
         }
     }
     for (size_t h = 0; h < group; ++h, out += length) {

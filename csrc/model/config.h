@@ -54,10 +54,22 @@ struct AttentionConfig {
     size_t kv_width() const { return n_kv_head * head_size; }
 };
 
+// What chooses the cells that a row attends to: those with the largest sums, over heads, of weight × relu(query · key).
+struct IndexerConfig {
+    size_t n_head = 0, head_size = 0;
+    size_t top_k = 0;  // 0: there is none
+    float scale = 1.0f;
+    int rope = -1;
+    NormConfig k_norm;
+};
+
 // Attention over one compressed vector for each cell: `attention` has one K/V head of rank + rope_size numbers.
 struct LatentConfig {
     size_t q_rank = 0, rank = 0, nope_size = 0, rope_size = 0, value_size = 0;
     NormConfig q_norm, kv_norm;
+    IndexerConfig indexer;
+    int chosen_by = -1;  // the layer whose indexer chose what rows attend to, if it is another
+    size_t top_k = 0;    // of that indexer, or its own; 0: rows attend to all they see
 };
 
 enum class FeedActivation { kSilu, kGelu, kRelu2, kGeluErf, kRelu, kXielu };

@@ -52,8 +52,13 @@ Decoder::Decoder(Config config, size_t n_cells, CacheType cache, Precision preci
             throw std::invalid_argument("a cache of this size cannot be; ask for fewer cells");
         }
         for (size_t head = 0; head < heads * (layer.values_apart() ? 2 : 1); ++head) {
-            planes_.push_back({cell_bytes_, size, i, head >= heads});
+            planes_.push_back({cell_bytes_, size, i, head >= heads, layer.attention.head_size});
             cell_bytes_ += size;
+        }
+        if (const size_t index = layer.latent.indexer.head_size) {
+            planes_.push_back({cell_bytes_, head_bytes(cache, index), i, true, index});
+            cell_bytes_ += planes_.back().bytes;
+            bytes += static_cast<double>(planes_.back().bytes) * static_cast<double>(n_cells);
         }
     }
     for (size_t i = 0; i < layers_.size(); ++i) tensors_.layer(i, config_.layers[i], n_embd, layers_[i]);
@@ -296,11 +301,13 @@ std::vector<float> Decoder::after_rope(const Plane& plane) const {
 void Decoder::rotate_cells(const int32_t* cells, size_t n, int delta) {
     for (const Plane& plane : planes_) {
         const LayerConfig& layer = config_.layers[plane.layer];
-        if (plane.value || layer.attention.rope < 0) continue;
-        const Rope& rope = config_.ropes[layer.attention.rope];
-        const size_t pairs = rope.frequencies.size(), size = layer.attention.head_size;
-        const size_t first = layer.mixer == MixerKind::kLatent ? layer.latent.rank : 0;  // of what is rotated
-        const std::vector<float> weights = after_rope(plane);
+        const bool index = plane.value && layer.latent.indexer.top_k;
+        const int of = index ? layer.latent.indexer.rope : layer.attention.rope;
+        if ((plane.value && !index) || of < 0) continue;
+        const Rope& rope = config_.ropes[of];
+        const size_t pairs = rope.frequencies.size(), size = plane.size;
+        const size_t first = layer.mixer == MixerKind::kLatent && !index ? layer.latent.rank : 0;  // of what is rotated
+        const std::vector<float> weights = index ? std::vector<float>() : after_rope(plane);
         std::vector<float> cos(pairs), sin(pairs), head(padded(size));
         angles(delta, rope.frequencies.data(), pairs, 1.0, cos.data(), sin.data());
         for (size_t i = 0; i < n; ++i) {
@@ -353,7 +360,7 @@ void Decoder::read_cells(const int32_t* cells, size_t n, uint8_t* out) const {
 void Decoder::write_cells(const int32_t* cells, size_t n, const uint8_t* data) {
     each_head(cells, n, [&](const Plane& plane, uint8_t* head, size_t at) {
         std::memcpy(head, data + at, plane.bytes);
-        check_finite(head, config_.layers[plane.layer].attention.head_size);
+        check_finite(head, plane.size);
     });
 }
 

@@ -138,7 +138,8 @@ private:
     struct Plane {
         size_t begin, bytes;
         size_t layer;
-        bool value;
+        bool value;  // V, or the key of an indexer
+        size_t size;
     };
     // A matrix that is still to be packed.
     struct Deferred {
@@ -163,6 +164,8 @@ private:
         return reinterpret_cast<float*>(states_.data()) + slot * slot_floats_ + state_begin_[layer];
     }
     uint8_t* head_of(size_t layer, size_t cell, bool value, size_t head) const;
+    // The key of a layer's indexer.
+    uint8_t* index_of(size_t layer, size_t cell) const { return plane_of(planes_[first_plane_[layer] + 1], cell); }
     size_t head_stride(size_t layer) const { return head_bytes(cache_type_, config_.layers[layer].attention.head_size); }
     std::vector<float> after_rope(const Plane& plane) const;
     template <typename Move>

@@ -14,21 +14,40 @@ void Decoder::Walk::latent(size_t layer) {
     const LatentConfig& l = config.latent;
     const Layer& w = d_.layers_[layer];
     const size_t n_head = config.attention.n_head, q_size = l.nope_size + l.rope_size;
+    const bool indexes = l.indexer.top_k > 0;
     if (l.q_rank) {
-        products({{&w.q_a.matrix, plan_.compressed}, {&w.kv_a.matrix, plan_.k}}, normed_);
+        if (indexes) {
+            products({{&w.q_a.matrix, plan_.compressed}, {&w.kv_a.matrix, plan_.k}, {&w.index_k, plan_.index_k},
+                      {&w.index_weights, plan_.index_weights}},
+                     normed_);
+        } else {
+            products({{&w.q_a.matrix, plan_.compressed}, {&w.kv_a.matrix, plan_.k}}, normed_);
+        }
         meet();
         for (size_t row = first_; row < last_; ++row) {
             d_.normalize(w.q_norm, plan_.compressed + row * l.q_rank, l.q_rank, normed_ + row * l.q_rank);
         }
         quantize(normed_, l.q_rank);
-        product(w.q.matrix, normed_, n_, plan_.q, quantized_);
+        if (indexes) {
+            products({{&w.q.matrix, plan_.q}, {&w.index_q, plan_.index_q}}, normed_);
+        } else {
+            product(w.q.matrix, normed_, n_, plan_.q, quantized_);
+        }
     } else {
         products({{&w.q.matrix, plan_.q}, {&w.kv_a.matrix, plan_.k}}, normed_);
     }
     meet();
     head_products(w.k_b, plan_.q, n_head * q_size, q_size);
     prepare_latent(layer);
-    attend(layer, true, false);
+    // Rows that see no more than they may choose attend as if there were no indexer.
+    const int32_t* ends = ends_of(layer);
+    const auto must_choose = [&](int32_t end) { return static_cast<size_t>(end) > l.top_k; };
+    if (l.top_k && std::any_of(ends, ends + n_, must_choose)) {
+        if (indexes) choose_cells(layer);
+        attend_chosen(layer);
+    } else {
+        attend(layer, true, false);
+    }
     meet();
     head_products(w.v_b, plan_.mixed, config.attention.width(), config.attention.head_size);
     const size_t first = n_ * thread_ / n_threads_, last = n_ * (thread_ + 1) / n_threads_;
@@ -89,6 +108,7 @@ void Decoder::Walk::prepare_latent(size_t layer) {
         uint8_t* key = d_.head_of(layer, input_.cells[row], false, 0);
         kernel_.store_head(d_.cache_type_, k, a.head_size, key);
         d_.check_finite(key, a.head_size);
+        if (l.indexer.top_k) prepare_index(layer, row);
     }
     meet();
 }

@@ -80,6 +80,12 @@ void Tensors::latent(const std::string& prefix, const LayerConfig& config, size_
         matrix(prefix + "attn_v_b." + std::to_string(h), to.v_b[h], l.value_size, l.rank);
     }
     linear(prefix + "attn_output", to.o, n_embd, n_head * l.value_size, false);
+    const IndexerConfig& index = l.indexer;
+    if (!index.top_k) return;
+    matrix(prefix + "indexer.attn_q_b", to.index_q, index.n_head * index.head_size, l.q_rank);
+    matrix(prefix + "indexer.attn_k", to.index_k, index.head_size, n_embd);
+    matrix(prefix + "indexer.proj", to.index_weights, index.n_head, n_embd);
+    norm(prefix, index.k_norm, to.index_norm, index.head_size);
 }
 
 void Tensors::recurrent(const std::string& prefix, const LayerConfig& config, size_t n_embd, Layer& to) {

@@ -82,6 +82,8 @@ struct Layer {
     std::vector<float> sinks;
     Linear q_a, kv_a;             // latent attention: q is behind q_a, and k_norm that of the compressed vectors
     std::vector<Matrix> k_b, v_b;  // one for each head
+    Matrix index_q, index_k, index_weights;  // of an indexer
+    Norm index_norm;
     RecurrentWeights recurrent;
     DenseWeights dense;
     ExpertWeights experts;

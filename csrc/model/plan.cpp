@@ -43,6 +43,11 @@ Widths widths_of(const Config& config) {
             widen(w.head_products, a.n_head);
             widen(w.head_columns, std::max(l.nope_size, l.rank));
             widen(w.head_rows, std::max(l.rank, l.value_size));
+            widen(w.head_size, l.indexer.head_size);
+            widen(w.index_heads, l.indexer.n_head);
+            widen(w.index_size, l.indexer.head_size);
+            widen(w.index_q, l.indexer.n_head * l.indexer.head_size);
+            widen(w.top_k, l.indexer.top_k);
         }
         if (layer.is_delta_net()) {
             const DeltaNetWeights net = delta_net_of(layer.recurrent, {});
@@ -223,6 +228,9 @@ void Decoder::carve(Plan& plan) {
         const AttentionConfig& a = c.layers[i].attention;
         if (plan.split[i]) widen(n_partials, plan.blocks.size() * a.n_kv_head * plan.spans * kRowsAtOnce * a.group());
     }
+    size_t longest = 0;  // of the views that rows choose from
+    for (const size_t seen : plan.seen) widen(longest, most.top_k ? seen : 0);
+    const size_t n_chosen = most.top_k ? std::min(most.top_k, longest) : 0;
     size_t ranks = 0, rank_blocks = 0;  // of all adapters
     for (const std::vector<AdaptedRows>* several : {&plan.adapted, &plan.adapted_wanted}) {
         size_t blocks = 0;
@@ -242,6 +250,11 @@ void Decoder::carve(Plan& plan) {
         plan.v = floats(n * most.kv);
         plan.queries = floats(n * most.queries);
         plan.compressed = floats(n * most.compressed);
+        plan.index_q = floats(n * most.index_q);
+        plan.index_k = floats(n * most.index_size);
+        plan.index_weights = floats(n * most.index_heads);
+        plan.chosen_cells = carver.take<int32_t>(n * n_chosen);
+        plan.n_chosen = n_chosen;
         plan.mixed = floats(n * most.mixed);
         plan.heads = floats(n * most.heads);
         plan.added = floats(n * c.n_embd);
@@ -296,6 +309,9 @@ void Decoder::carve(Plan& plan) {
             thread.experts = carver.quantized(1, most.n_used * kMostLanes * most.expert_ff, 1);
             thread.attention = floats(attention_scratch(most.head_size, kRowsAtOnce, most.group));
             thread.queries = floats(most.group * most.head_size);
+            thread.index_scores = floats(n_chosen ? pieces_of(longest, kSpan) * kSpan : 0);
+            thread.ranked = carver.take<int32_t>(n_chosen ? longest : 0);
+            thread.places = carver.take<size_t>(n_chosen ? std::max(n_chosen, kSpan) + kPlacesBehind : 0);
             thread.recurrent = floats(most.recurrent_scratch);
             thread.partial = partial(kRowsAtOnce * most.group);
             thread.total = partial(kRowsAtOnce * most.group);

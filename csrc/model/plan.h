@@ -38,6 +38,9 @@ struct Decoder::Thread {
     float *renormed, *narrow, *inputs, *streams;  // as in Plan, of a single row
     Quantized experts;  // the chosen experts' inner rows, of a single row
     float* attention;
+    float* index_scores;  // of the cells that a row sees
+    int32_t* ranked;      // entries of its view
+    size_t* places;       // where the cells are that it attends to
     float* queries;  // of one K/V head, as a single row's spans take them
     float* recurrent;  // room for recurrent mixers
     Partial partial, total;
@@ -58,6 +61,9 @@ struct Decoder::Plan {
     float *q, *k, *v;         // [n][heads × size]
     float* queries;           // [n][heads × size], where they do not stay where q was computed
     float* compressed;        // [n][q_rank]
+    float *index_q, *index_k, *index_weights;  // [n][heads × size], [n][size], [n][heads] of indexers
+    int32_t* chosen_cells;    // [n][n_chosen], entries of its view that a row attends to, in order, if it sees more than that
+    size_t n_chosen;
     float* mixed;             // [n][n_head × size], attention's result
     float* heads;             // [n][n_head × value size], of latent attention
     float* added;             // [n][n_embd], what comes to the residual next

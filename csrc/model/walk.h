@@ -126,6 +126,14 @@ private:
 
     void latent(size_t layer);
     void prepare_latent(size_t layer);
+    void prepare_index(size_t layer, size_t row);
+    void choose_cells(size_t layer);
+    void score_cells(size_t layer, size_t row, size_t begin, size_t end, float* scores) const;
+    void choose_best(size_t layer, size_t row, const float* scores) const;
+    void attend_chosen(size_t layer);
+    // Whether a row attends to an entry of its view that it sees.
+    bool chooses(size_t layer, size_t row, int32_t entry) const;
+    const int32_t* chosen_by(size_t row) const { return plan_.chosen_cells + row * plan_.n_chosen; }
     void head_products(const std::vector<Matrix>& matrices, const float* from, size_t stride, size_t step);
 
     template <typename F>

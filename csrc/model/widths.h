@@ -14,6 +14,7 @@ struct Widths {
     size_t projected = 0, inner = 0, recurrent_heads = 0, recurrent_scratch = 0;  // of recurrent mixers
     bool beside = false;    // attention and a recurrent mixer in one layer
     size_t head_size = 0, group = 0, cached_heads = 0;
+    size_t index_heads = 0, index_size = 0, index_q = 0, top_k = 0;  // of indexers
     size_t narrow = 0;      // ranks of residuals, sizes of layers' inputs
     bool renorms = false, has_beside = false;
     size_t head_products = 0, head_columns = 0, head_rows = 0;  // matrices for each head: how many, how large

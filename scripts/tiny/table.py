@@ -24,6 +24,8 @@ LAYER_NORM = {"layer_norm_eps": EPSILON}
 WHOLE = PLAIN | {"partial_rotary_factor": 1.0}
 LLAMA3 = ROPE | {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 0.25, "high_freq_factor": 2.0}
 LLAMA3 |= {"original_max_position_embeddings": 32}
+YARN = ROPE | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+YARN |= {"beta_fast": 4.0, "beta_slow": 0.5, "mscale": 1.0, "mscale_all_dim": 1.0}
 NO_DROPOUT = {"residual_dropout": 0.0, "embedding_dropout": 0.0}
 NO_GROUPS = {"num_key_value_heads": HEADS}
 MAMBA = {
@@ -34,6 +36,25 @@ MAMBA = {
     "time_step_rank": 6,
 } | TOKENS
 FALCON = {"layer_norm_epsilon": EPSILON, "rope_parameters": PLAIN, "max_position_embeddings": 2048}
+# Of attention to chosen tokens: fewer than the texts have.
+CHOSEN = {
+    "moe_intermediate_size": 32,
+    "num_key_value_heads": HEADS,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 6,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "index_n_heads": 10,
+    "index_head_dim": 20,
+    "index_topk": 11,
+    "rms_norm_eps": 1e-6,  # transformers takes no other for the norms within attention
+    "experts_implementation": "eager",
+}
 
 
 def sizes(**other: Any) -> dict[str, Any]:
@@ -94,6 +115,14 @@ TABLE: dict[str, Callable[[], Any]] = {
             **TOKENS,
         )
     ),
+    "deepseek32": lambda: t.DeepseekV32ForCausalLM(
+        t.DeepseekV32Config(
+            **sizes(**CHOSEN, num_hidden_layers=3, rope_parameters=YARN),
+            n_group=3,
+            topk_group=2,
+            routed_scaling_factor=1.3,
+        )
+    ),
     "exaone": lambda: t.LlamaForCausalLM(t.LlamaConfig(**sizes(rope_parameters=LLAMA3))),
     "falcon-mamba": lambda: t.FalconMambaForCausalLM(
         t.FalconMambaConfig(**MAMBA, hidden_size=HIDDEN, layer_norm_epsilon=EPSILON, mixer_rms_eps=EPSILON)
@@ -127,6 +156,13 @@ TABLE: dict[str, Callable[[], Any]] = {
     "falcon-40b": lambda: t.FalconForCausalLM(
         t.FalconConfig(
             **sizes(**FALCON, new_decoder_architecture=True, num_kv_heads=2, tie_word_embeddings=False)
+        )
+    ),
+    "glm-dsa": lambda: t.GlmMoeDsaForCausalLM(
+        t.GlmMoeDsaConfig(
+            **sizes(**CHOSEN, num_hidden_layers=4),
+            indexer_types=["full", "shared", "full", "shared"],
+            routed_scaling_factor=1.6,
         )
     ),
     "gpt2": lambda: t.GPT2LMHeadModel(t.GPT2Config(**gpt2_sizes())),
@@ -176,6 +212,8 @@ FURTHER: dict[str, dict[str, Any]] = {
     "falcon": {"num_kv_heads": 1},
     "gpt2": {"n_ctx": CONTEXT},
 }
+# Of many, those where no row chooses between two tokens of nearly the same score: rounding would decide.
+SEEDS = {"deepseek32": 32, "glm-dsa": 18}
 # Transformers has no class of these, but one that computes the same: its file gets their names.
 STAND_INS = {
     "codeshell": "starcoder2",

@@ -8,7 +8,7 @@ from stretto.cache.cells import Cells
 from tiny_models import answer, text_batch, text_logits, tiny_backend
 
 TOLERANCE = 1e-4
-NAMES = ["deepseek3", "deepseek2-lite-old", "gemma4", "gemma4-e", "gpt-oss", "minicpm3"]
+NAMES = ["deepseek3", "deepseek2-lite-old", "gemma4", "gemma4-e", "glm-dsa", "gpt-oss", "minicpm3"]
 N_CELLS = 64
 
 

@@ -7,7 +7,16 @@ from stretto.backends.native import NativeBackend
 from stretto.cache.cells import Cells
 from tiny_models import ALL, answer, text_batch, text_logits, tiny_backend, tiny_file, tiny_spec
 
-KINDS = ["deepseek3", "deepseek2-lite-old", "gemma4", "gemma4-e", "gemma3n", "gpt-oss", "hunyuan-dense"]
+KINDS = [
+    "deepseek3",
+    "deepseek2-lite-old",
+    "glm-dsa",
+    "gemma4",
+    "gemma4-e",
+    "gemma3n",
+    "gpt-oss",
+    "hunyuan-dense",
+]
 # Norms after the rope have weights for each number of a pair, so scores depend on more than distances.
 UNSHIFTABLE = ["hunyuan-dense"]
 N_CELLS = 64

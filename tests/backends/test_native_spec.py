@@ -21,7 +21,7 @@ from stretto.weights.writer import Quantized, write_gguf
 from tiny_models import answer, text_batch, text_logits, tiny_file, tiny_spec, with_layers
 
 # Together they have every part.
-MODELS = ["deepseek3", "gemma3n", "gemma4-moe", "gpt-oss", "mistral3", "qwen2moe"]
+MODELS = ["deepseek3", "glm-dsa", "gemma3n", "gemma4-moe", "gpt-oss", "mistral3", "qwen2moe"]
 
 
 def parts(value, path=()):
@@ -76,6 +76,10 @@ def test_parts_that_are_not_known_are_refused(part):
         ("gemma4-e", (), {"per_layer": None}, "input does not fit"),
         ("deepseek3", ("layers", 0), {"parallel": True}, "latent attention"),
         ("deepseek3", ("layers", 0, "mixer"), {"kv_norm": None}, "kv_norm is missing"),
+        ("glm-dsa", ("layers", 0, "mixer", "indexer"), {"top_k": 0}, "top_k is out of range"),
+        ("glm-dsa", ("layers", 0, "mixer", "indexer"), {"rope": None}, "compressed queries and a rope"),
+        ("glm-dsa", ("layers", 1, "mixer"), {"chosen_by": 1}, "the last one before it"),
+        ("glm-dsa", ("layers", 2, "mixer"), {"chosen_by": 0}, "the last one before it"),
         ("hunyuan-dense", ("layers", 0, "mixer", "k_norm"), {"over": "all"}, "after the rope"),
     ],
 )

@@ -94,6 +94,7 @@ EVERYWHERE = [
     (name, kv, how) for name in ("llama", "gemma3", "smollm2") for kv in ("f16", "q8") for how in HOW
 ]
 EVERYWHERE += [("llama4", "f16", "greedy"), ("smallthinker", "q8", "seeded"), ("minicpm3", "f16", "seeded")]
+EVERYWHERE += [("deepseek32", "q8", "seeded"), ("glm-dsa", "f16", "greedy")]
 
 
 @pytest.mark.one_in(5)

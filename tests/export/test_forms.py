@@ -52,6 +52,7 @@ def test_most_dense_architectures_can_be_exported():
     [
         ("mixtral", "a mixture of experts (layer 0)"),
         ("deepseek3", "latent attention (layer 0)"),
+        ("glm-dsa", "sparse attention by an indexer (layer 0)"),
         ("qwen35", "gated delta net (layer 0)"),
         ("lfm2", "short convolution (layer 0)"),
         ("gemma4-e", "inputs of each layer"),

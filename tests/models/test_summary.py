@@ -16,6 +16,11 @@ from tiny_models import ALL, tiny_file, tiny_spec
         ("qwen2moe", "2 layers: 2 attention; experts 6, 2 used, 1 shared"),
         ("deepseek3", "2 layers: 2 latent attention; experts 8, 3 used, 1 shared, in 1 of the layers"),
         (
+            "glm-dsa",
+            "4 layers: 2 latent attention to 11 chosen tokens, 2 latent attention to an earlier layer's "
+            "choice; experts 6, 2 used, 1 shared, in 3 of the layers",
+        ),
+        (
             "gemma4-e",
             "5 layers: 2 attention within 9 tokens, 1 attention, 1 attention within 9 tokens to another "
             "layer's K and V, 1 attention to another layer's K and V",
@@ -34,7 +39,9 @@ def test_every_layer_is_counted(name):
 
 
 @pytest.mark.parametrize("kv", ["f16", "q8"])
-@pytest.mark.parametrize("name", ["llama", "gemma3-linear", "gemma4", "gemma4-e", "deepseek3", "gpt-oss"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3-linear", "gemma4", "gemma4-e", "deepseek3", "glm-dsa", "gpt-oss"]
+)
 def test_a_token_takes_what_the_native_backend_stores(name, kv):
     backend = NativeBackend(tiny_file(name), tiny_spec(name), 64, 1, kv)
     need = model_memory(tiny_file(name), tiny_spec(name))

@@ -422,6 +422,9 @@ def test_tensors_that_overlap_are_refused(copied):
         ("qwen3moe", {"num_local_experts": 1 << 20, "num_experts": 1 << 20}, "is possible"),
         ("bert", {"hidden_act": "relu"}, "only 'gelu'"),
         ("deepseek3", {"kv_lora_rank": 7}, "cannot become"),
+        ("deepseek32", {"index_topk": 0}, "index_topk: is 0"),
+        ("deepseek32", {"indexer_rope_interleave": True}, "only False is supported"),
+        ("glm-dsa", {"indexer_types": ["shared", "full", "full", "full"]}, "the first one 'full'"),
     ],
 )
 def test_configurations_that_make_no_sense_are_refused(copied, name, changes, message):
@@ -497,7 +500,7 @@ def test_other_activations_are_refused(copied):
         Folder(copied("llama", hidden_act="relu"))
 
 
-@pytest.mark.parametrize("name", ["deepseek3", "modern-bert"])
+@pytest.mark.parametrize("name", ["deepseek3", "glm-dsa", "modern-bert"])
 def test_no_value_of_a_setting_raises_anything_else(copied, name):
     folder = copied(name)
     path = folder / "config.json"

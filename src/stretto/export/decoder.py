@@ -117,7 +117,7 @@ def _parts(layer: Layer) -> Iterator[str]:
     if layer.recurrent:
         yield layer.recurrent
     elif isinstance(layer.mixer, Latent):
-        yield "latent attention"
+        yield "sparse attention by an indexer" if layer.mixer.is_sparse else "latent attention"
     if isinstance(layer.ffn, Experts):
         yield "a mixture of experts"
     if isinstance(layer.ffn, Dense) and layer.ffn.cutoff is not None:

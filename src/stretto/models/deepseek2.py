@@ -13,13 +13,19 @@ from stretto.models.spec import Experts, Latent, ModelSpec, Norm, Rope, plain_la
 
 def read(keys: Keys) -> ModelSpec:
     """The spec of a deepseek2 file."""
-    common.refuse_caps(keys)
     keys.refuse("attention.temperature_scale", "a temperature by position")
-    n_dense, mixer, dense = common.dense_first(keys), latent(keys), common.dense(keys)
+    return with_experts(keys, [latent(keys)] * keys.n_layer)
+
+
+def with_experts(keys: Keys, mixers: list[Latent]) -> ModelSpec:
+    """A model of layers with this attention: a few dense ones, then experts."""
+    common.refuse_caps(keys)
+    n_dense, dense = common.dense_first(keys), common.dense(keys)
     ffns: list[FeedForward] = [dense] * n_dense
     if n_dense < keys.n_layer:
         ffns += [experts(keys, n_dense)] * (keys.n_layer - n_dense)
-    return common.decoder(keys, (plain_layer(mixer, ffn, keys.eps) for ffn in ffns))
+    layers = zip(mixers, ffns, strict=True)
+    return common.decoder(keys, (plain_layer(mixer, ffn, keys.eps) for mixer, ffn in layers))
 
 
 def latent(keys: Keys) -> Latent:

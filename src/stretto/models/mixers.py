@@ -106,6 +106,36 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class Indexer:
+    """What chooses the cells that a row attends to (DeepSeek sparse attention).
+
+    A row's score of a cell is Σ over its heads: weight × relu(query · the cell's index key) × `scale`. The
+    `top_k` cells with the largest scores are attended to, of equal ones those that come first; a row that has
+    no more cells than that attends to all.
+    """
+
+    n_head: int
+    head_size: int
+    top_k: int
+    rope: Rope  # of the first numbers of queries and keys
+    k_norm: Norm
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by."""
+        return float((self.head_size * self.n_head) ** -0.5)
+
+    def tensors(self, n_embd: int, q_rank: int) -> Shapes:
+        """The tensors of the file."""
+        shapes: Shapes = {
+            "indexer.attn_q_b.weight": (self.n_head * self.head_size, q_rank),
+            "indexer.attn_k.weight": (self.head_size, n_embd),
+            "indexer.proj.weight": (self.n_head, n_embd),
+        }
+        return shapes | self.k_norm.tensors(self.head_size)
+
+
+@dataclass(frozen=True)
 class Latent:
     """Multi-head latent attention (MLA): a cell holds one compressed vector for all heads, and one rotated
     key.
@@ -113,6 +143,9 @@ class Latent:
     The matrices that would expand the vector to K and V are applied to the query and to the result instead,
     so it is attention with one K/V head of `rank` + `rope_size` numbers, the first `rank` of which are also
     V.
+
+    With an `indexer` a row attends to some of its cells only; a cell then holds the indexer's key as well.
+    `chosen_by`: the layer before this one whose indexer chose them.
     """
 
     n_head: int
@@ -126,11 +159,23 @@ class Latent:
     q_norm: Norm | None
     kv_norm: Norm
     fused: bool = False  # the matrices of K and V are one tensor of the file, attn_kv_b, head by head
+    indexer: Indexer | None = None
+    chosen_by: int | None = None
 
     @property
     def kv(self) -> tuple[int, int]:
         """One head of K; V is part of it."""
         return 1, self.rank + self.rope_size
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether a row attends to some of its cells only."""
+        return self.indexer is not None or self.chosen_by is not None
+
+    @property
+    def index_kv(self) -> tuple[int, int] | None:
+        """The indexer's key, which stands in place of V."""
+        return None if self.indexer is None else (1, self.indexer.head_size)
 
     def tensors(self, n_embd: int) -> Shapes:
         """The tensors of the file."""
@@ -153,6 +198,8 @@ class Latent:
             shapes["attn_q.weight"] = (q, n_embd)
         if self.q_norm is not None:
             shapes |= self.q_norm.tensors(self.q_rank)
+        if self.indexer is not None:
+            shapes |= self.indexer.tensors(n_embd, self.q_rank)
         return shapes | self.kv_norm.tensors(self.rank)
 
     def slices(self) -> dict[str, Slice]:

@@ -20,6 +20,7 @@ from stretto.models.mixers import (
     Beside,
     Convolution,
     DeltaNet,
+    Indexer,
     KimiDelta,
     Latent,
     Mamba,
@@ -49,6 +50,7 @@ __all__ = [
     "Dense",
     "Experts",
     "Head",
+    "Indexer",
     "KimiDelta",
     "Latent",
     "Layer",
@@ -118,8 +120,8 @@ class Layer:
 
     @property
     def v(self) -> tuple[int, int] | None:
-        """Heads and their size of the V of each cell; None also where V is a part of K."""
-        return None if isinstance(self.mixer, Latent) else self.kv
+        """Heads and their size of the V of each cell, or of an indexer's key; None where V is a part of K."""
+        return self.mixer.index_kv if isinstance(self.mixer, Latent) else self.kv
 
     @property
     def recurrent(self) -> str:
@@ -147,7 +149,10 @@ class Layer:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Tensors that files have for this layer, and that nothing reads: K and V are another layer's."""
+        """Tensors that files have for this layer, and that nothing reads: another layer's are taken."""
+        if isinstance(self.mixer, Latent) and self.mixer.chosen_by is not None:
+            names = "attn_q_b.weight", "attn_k.weight", "proj.weight", "k_norm.weight", "k_norm.bias"
+            return tuple(f"indexer.{name}" for name in names)
         attention = self.attention
         if attention is None or attention.shared is None:
             return ()
@@ -313,7 +318,9 @@ class ModelSpec:
             heads = f"heads {each}"
         ropes = (getattr(layer.attention or layer.mixer, "rope", None) for layer in self.layers)
         chosen = next((rope.chosen for rope in ropes if rope is not None and rope.chosen), "")
-        return ", ".join(filter(None, (f"{self.n_layer} layers", heads, chosen)))
+        indexed = [layer.v[1] if layer.v else 0 for layer in self.layers if isinstance(layer.mixer, Latent)]
+        index = f"index keys {' '.join(map(str, indexed))}" if any(indexed) else ""
+        return ", ".join(filter(None, (f"{self.n_layer} layers", heads, index, chosen)))
 
     def tensors(self) -> Shapes:
         """The names and shapes of all tensors the model needs, by the names of the file."""

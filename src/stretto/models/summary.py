@@ -69,7 +69,9 @@ def _kind(layer: Layer) -> str:
     if mixer is None:
         return "feed-forward alone"
     if isinstance(mixer, Latent):
-        return "latent attention"
+        if mixer.indexer is not None:
+            return f"latent attention to {mixer.indexer.top_k} chosen tokens"
+        return "latent attention" + " to an earlier layer's choice" * (mixer.chosen_by is not None)
     if isinstance(mixer, Beside):
         return f"{_attention(mixer.attention)} beside {mixer.recurrent}"
     return _attention(mixer) if isinstance(mixer, Attention) else mixer.recurrent

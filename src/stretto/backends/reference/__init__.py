@@ -267,6 +267,10 @@ class ReferenceBackend:
             weights = self._after_rope(i, layer)
             turned = rotate(keys[cells, :, first:] / weights, turns, replace(rope, magnitude=1.0))
             keys[cells, :, first:] = turned * weights
+            indexer = getattr(layer.mixer, "indexer", None)
+            if indexer is not None:
+                index = self.values[i]
+                index[cells] = rotate(index[cells], turns, replace(indexer.rope, magnitude=1.0))
 
     def _after_rope(self, i: int, layer: Layer) -> Floats:
         """What the layer multiplies keys with once they are rotated."""

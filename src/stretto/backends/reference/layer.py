@@ -224,6 +224,7 @@ class Pass:
     attention: list[Floats] = field(default_factory=list)
     given: bool = False  # the mask is the caller's, also for attention in both directions
     changes: Changes = field(default_factory=dict)  # by adapters
+    chosen: dict[int, Mask] = field(default_factory=dict)  # by layers with an indexer: what is attended to
 
     def tap(self, i: int, kind: Kind, x: Floats) -> Floats:
         """Values at layer i's site of a kind: shown to those who asked for rows, and as they change them."""

@@ -19,7 +19,7 @@ from stretto.backends.reference.layer import (
     softplus,
 )
 from stretto.errors import InvalidRequest
-from stretto.models.mixers import Attention, Convolution, DeltaNet, KimiDelta, Latent, Mamba, Mamba2
+from stretto.models.mixers import Attention, Convolution, DeltaNet, Indexer, KimiDelta, Latent, Mamba, Mamba2
 from stretto.models.parts import Norm
 from stretto.models.sites import Kind
 
@@ -132,11 +132,10 @@ def attend(
 
 def mix_latent(mixer: Latent, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floats:
     """Attention of normalised rows x to their cells; the compressed rows are written first."""
-    n = len(x)
+    n, low = len(x), x
     if mixer.q_rank:
-        q = w.matmul(w.norm(mixer.q_norm, w.matmul(x, "attn_q_a")), "attn_q_b")
-    else:
-        q = w.matmul(x, "attn_q")
+        low = w.norm(mixer.q_norm, w.matmul(x, "attn_q_a"))
+    q = w.matmul(low, "attn_q_b" if mixer.q_rank else "attn_q")
     q = q.reshape(n, mixer.n_head, -1)
     # In the space of the compressed vectors, head by head.
     k_b, v_b = expansions(mixer, w)
@@ -150,11 +149,36 @@ def mix_latent(mixer: Latent, w: LayerWeights, i: int, x: Floats, run: Pass) -> 
     run.keys[i][run.placement.cells, 0] = run.stored(np.concatenate((latent, key), axis=1))
 
     values = run.keys[i][..., : mixer.rank]
-    mixed, weights = attend(queries, run.keys[i], values, run.mask, mixer.scale)
+    mask = run.mask
+    if mixer.indexer is not None:
+        mask = run.chosen[i] = choose(mixer.indexer, w, i, x, low, run)
+    elif mixer.chosen_by is not None:
+        mask = run.chosen[mixer.chosen_by]
+    mixed, weights = attend(queries, run.keys[i], values, mask, mixer.scale)
     if run.wanted:
         run.attention.append(weights)
     heads = np.einsum("nhr,hvr->nhv", mixed.reshape(n, mixer.n_head, -1), v_b)
     return w.matmul(run.tap(i, Kind.HEADS, heads.reshape(n, -1)), "attn_output")
+
+
+def choose(indexer: Indexer, w: LayerWeights, i: int, x: Floats, low: Floats, run: Pass) -> Mask:
+    """bool[n, n_cells]: the cells that each row attends to; index keys of the rows are written first.
+
+    The original rotates queries and keys by a Hadamard matrix before it rounds them to FP8. Nothing is
+    rounded here, and without that the rotation of both changes no product.
+    """
+    n, keys = len(x), run.values[i]
+    q = rotate(w.matmul(low, "indexer.attn_q_b").reshape(n, indexer.n_head, -1), run.rotated, indexer.rope)
+    k = w.norm(indexer.k_norm, w.matmul(x, "indexer.attn_k"))
+    keys[run.placement.cells] = run.stored(rotate(k[:, None], run.rotated, indexer.rope))
+    weights = w.matmul(x, "indexer.proj") * np.float32(indexer.scale)
+    chosen = run.mask.copy()
+    for row in np.flatnonzero(run.mask.sum(axis=1) > indexer.top_k):
+        view = run.placement.views[run.placement.view_of[row]]
+        seen = view[run.mask[row, view]]
+        scores = weights[row] @ np.maximum(q[row] @ keys[seen, 0].T, 0)
+        chosen[row, seen[np.argsort(-scores, kind="stable")[indexer.top_k :]]] = False
+    return chosen
 
 
 def _rotated(x: Floats, mixer: Latent, run: Pass) -> Floats:

@@ -430,6 +430,11 @@ class LatentLayer:
     """Attention with one K/V head, whose V is the first part of K."""
 
     def __init__(self, mixer: Latent, w: LayerWeights, index: int, n_embd: int) -> None:
+        if mixer.is_sparse:
+            raise Unsupported(
+                f"sparse attention by an indexer (layer {index}) on this device; device='cpu' has it",
+                param="indexer",
+            )
         self.mixer, self.index, self.dtype = mixer, index, w.dtype
         rows = mixer.n_head * (mixer.nope_size + mixer.rope_size)
         self.compress = w.matrix({"attn_q_a": mixer.q_rank}, n_embd) if mixer.q_rank else None

@@ -1,8 +1,8 @@
-"""Folders of models with latent attention (MLA): DeepSeek, GLM 4.7 Flash, MiniCPM 3, Kimi Linear."""
+"""Folders of models with latent attention (MLA): DeepSeek, GLM 4.7 Flash, GLM 5, MiniCPM 3, Kimi Linear."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from stretto.weights.folders import decoder, experts
 from stretto.weights.folders.conversion import (
@@ -20,16 +20,50 @@ from stretto.weights.folders.llama import minicpm_multipliers
 NAMES = {**decoder.ATTENTION, **decoder.FEED_FORWARD, **decoder.BEFORE, **experts.SHARED, **MODULES["latent"]}
 
 
-def deepseek(conversion: Conversion) -> None:
-    """DeepSeek V2 and V3, and models of their layout."""
+def deepseek(conversion: Conversion, further: Mapping[str, str] | None = None) -> None:
+    """DeepSeek V2 and V3, and models of their layout; `further` modules of a layer."""
     latent_keys(conversion)
     _yarn_keys(conversion)
     _routing(conversion)
     decoder.take_whole(conversion)
-    conversion.take_layers(NAMES)
+    conversion.take_layers({**NAMES, **(further or {})})
     experts.take_experts(conversion, "mlp.experts")
     take_latent(conversion, range(conversion.n_layer))
     experts.ignore_further_layers(conversion)
+
+
+def deepseek32(conversion: Conversion) -> None:
+    """DeepSeek V3.2: attention to the tokens that an indexer chooses."""
+    _indexer_keys(conversion, interleaved=False)
+    deepseek(conversion, MODULES["indexer"])
+
+
+def glm5(conversion: Conversion) -> None:
+    """GLM 5: the same, with layers that take the choice of one before them."""
+    config, n = conversion.config, conversion.n_layer
+    _indexer_keys(conversion, interleaved=True)
+    kinds = config.list("indexer_types", [])
+    pattern = config.get("index_topk_pattern")
+    if not kinds and isinstance(pattern, (str, list)):
+        kinds = [{"F": "full", "S": "shared"}.get(str(kind), kind) for kind in pattern]
+    if not kinds:
+        every = config.integer("index_topk_freq", 1, least=1)
+        first = config.integer("index_skip_topk_offset", 2)
+        kinds = ["shared" if max(i - first + 1, 0) % every else "full" for i in range(n)]
+    if len(kinds) != n or not all(kind in ("full", "shared") for kind in kinds) or kinds[0] != "full":
+        reason = f"must be 'full' or 'shared' for each of {n} layers, the first one 'full'"
+        raise config.error("indexer_types", reason)
+    conversion.keys["attention.indexer.types"] = [kind == "full" for kind in kinds]
+    deepseek(conversion, MODULES["indexer"])
+
+
+def _indexer_keys(conversion: Conversion, interleaved: bool) -> None:
+    config = conversion.config
+    names = {"head_count": "index_n_heads", "key_length": "index_head_dim", "top_k": "index_topk"}
+    for key, name in names.items():
+        conversion.keys[f"attention.indexer.{key}"] = config.integer(name, least=1)
+    if config.get("indexer_rope_interleave", interleaved) is not interleaved:
+        raise config.error("indexer_rope_interleave", f"only {interleaved} is supported")
 
 
 def latent_keys(conversion: Conversion) -> None:
