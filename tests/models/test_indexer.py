@@ -1,9 +1,11 @@
 """The keys of sparse attention: what an indexer is like, and which layers have one."""
 
+import numpy as np
 import pytest
 
 from stretto.errors import ModelError
 from stretto.models import read_spec
+from stretto.models.next_tokens import read_next_layer
 from stretto.models.spec import Indexer
 from tiny_models import tiny_file, tiny_spec
 
@@ -67,3 +69,18 @@ def test_damaged_keys_are_refused(changed, name, keys, field):
 def test_an_indexer_without_its_matrix_is_refused(changed):
     with pytest.raises(ModelError, match=r"blk\.2\.indexer\.proj\.weight.*is missing"):
         read_spec(changed("glm-dsa", tensors={"blk.2.indexer.proj.weight": None}))
+
+
+@pytest.mark.parametrize("chooses", [True, False])
+def test_a_layer_for_drafts_chooses_its_tokens_itself_or_is_left_out(changed, chooses):
+    file, n_embd = tiny_file("glm-dsa"), tiny_spec("glm-dsa").n_embd
+    tensors = {"blk.4.nextn.eh_proj.weight": np.zeros((n_embd, 2 * n_embd), np.float32)}
+    tensors |= {f"blk.4.nextn.{name}.weight": np.ones(n_embd, np.float32) for name in ("enorm", "hnorm")}
+    for i, part in ((3, "blk.3."), (2, "blk.2.indexer.")):
+        found = {name: tensor for name, tensor in file.tensors.items() if name.startswith(part)}
+        tensors |= {name.replace(f"blk.{i}.", "blk.4."): tensor for name, tensor in found.items()}
+    keys = {".block_count": 5, ".nextn_predict_layers": 1, TYPES: [True, False, True, False, chooses]}
+    wide = changed("glm-dsa", keys, tensors)
+    found = read_next_layer(wide, read_spec(wide))
+    assert (found is not None) == chooses
+    assert found is None or found.spec.layers[0].mixer.indexer is not None

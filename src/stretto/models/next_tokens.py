@@ -56,6 +56,8 @@ def read_next_layer(file: GGUF, spec: ModelSpec) -> NextLayer | None:
     layer = wide.layers[number]
     if layer.recurrent:  # of hybrids it attends, whatever the turn of its number
         layer = next(one for one in reversed(wide.layers) if not one.recurrent)
+    if getattr(layer.mixer, "chosen_by", None) is not None:  # what it attends to is chosen in the decoder
+        return None
     alone = replace(
         spec,
         layers=(layer,),
