@@ -29,12 +29,14 @@ SOME = (
 )
 FEW = ("llama", "gpt-oss", "deepseek3", "qwen35", "falcon-h1")
 REFUSED = (
+    "arwkv7",
     "deepseek32",
     "falcon-mamba",
     "glm-dsa",
     "jamba",
     "kimi-linear",
     "mamba",
+    "rwkv7",
 )  # with layers that this backend lacks
 RUN = [name for name in ALL if name not in REFUSED]
 EVERY = FEW if INTERPRETED else RUN

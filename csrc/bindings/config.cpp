@@ -3,6 +3,7 @@
 
 #include "bindings/config.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include <nanobind/stl/vector.h>
@@ -188,6 +189,7 @@ DenseConfig dense_of(const Part& spec) {
     if (!xielu.empty()) d.xielu = {xielu[0], xielu[1], xielu[2], xielu[3]};
     d.sparse = has(spec, "cutoff");
     d.inner_norm = norm_in(spec, "inner_norm");
+    d.shift = size_in(spec, "shift", 0);
     if (d.sparse) d.cutoff = number_in(spec, "cutoff");
     if (d.sparse && !d.gated) fail("a cutoff is one of gates");
     spec.check({"fused"});
@@ -230,6 +232,7 @@ ExpertsConfig experts_of(const Part& spec) {
     e.alpha = number_in(spec, "alpha");
     e.has_shared = has(spec, "shared");
     if (e.has_shared) e.shared = dense_of(part_in(spec, "shared"));
+    if (e.shared.shift) fail("a shared expert reads no row before");
     e.shared_scale = number_in(spec, "shared_scale");
     e.shared_gate = flag_in(spec, "shared_gate");
     if (e.shared_gate && !e.has_shared) fail("a gate without a shared expert");
@@ -244,6 +247,21 @@ ExpertsConfig experts_of(const Part& spec) {
 
 RecurrentConfig recurrent_of(const Part& spec, MixerKind kind) {
     RecurrentConfig r;
+    if (kind == MixerKind::kTimeMix) {
+        r.n_head = size_in(spec, "n_head");
+        r.head_size = size_in(spec, "head_size");
+        r.rank = size_in(spec, "decay_rank");
+        r.rate_rank = size_in(spec, "rate_rank");
+        r.value_rank = size_in(spec, "value_rank", 0);
+        r.gate_rank = size_in(spec, "gate_rank", 0);
+        r.norm = norm_in(spec, "norm");
+        if (r.norm.there() && !(r.norm.centred && r.norm.weight && r.norm.bias)) {
+            fail("time mixing has a layer norm of its heads, with a bias");
+        }
+        r.width = r.n_head * r.head_size;
+        spec.check();
+        return r;
+    }
     r.kernel = size_in(spec, "kernel", 2);
     if (kind == MixerKind::kConvolution) {
         r.width = size_in(spec, "width");
@@ -329,7 +347,7 @@ LayerConfig layer_of(const Part& spec, const std::vector<Rope>& ropes, size_t in
     if (has(spec, "mixer")) {
         const Part mixer = part_in(spec, "mixer");
         layer.mixer = static_cast<MixerKind>(
-            1 + choice_in(mixer, "part", {"Attention", "Latent", "DeltaNet", "KimiDelta", "Convolution", "Mamba", "Mamba2", "Beside"}));
+            1 + choice_in(mixer, "part", {"Attention", "Latent", "DeltaNet", "KimiDelta", "Convolution", "Mamba", "Mamba2", "TimeMix", "Beside"}));
         const bool beside = layer.mixer == MixerKind::kBeside;
         if (layer.mixer == MixerKind::kLatent) {
             layer.latent = latent_of(mixer, ropes);
@@ -360,6 +378,7 @@ LayerConfig layer_of(const Part& spec, const std::vector<Rope>& ropes, size_t in
     layer.streams = streams_in(spec);
     layer.output_scale = flag_in(spec, "output_scale");
     spec.check();
+    if (layer.dense.shift && (layer.parallel || !layer.is_recurrent())) fail("channel mixing stands behind a recurrent mixer");
     if (layer.low_rank.rank && layer.mixer == MixerKind::kNone) fail("a low-rank residual stands beside a mixer");
     if (layer.latent.q_rank && (layer.parallel || layer.low_rank.rank)) {
         fail("what latent attention reads cannot be read beside it");
@@ -414,6 +433,12 @@ Config config_of(const nb::dict& dictionary) {
         c.layers.push_back(layer_of(nb::cast<nb::dict>(item), c.ropes, c.layers.size()));
         const LayerConfig& layer = c.layers.back();
         if (layer.input.size && layer.input.size != c.per_layer.size) fail("a layer's input does not fit");
+        if (layer.dense.shift && layer.dense.shift != c.n_embd) fail("channel mixing is of whole rows");
+        if (layer.is_time_mix() && layer.recurrent.width != c.n_embd) fail("heads of time mixing make whole rows");
+        if (layer.is_time_mix()) {
+            const auto n_mix = std::count_if(c.layers.begin(), c.layers.end(), [](const LayerConfig& l) { return l.is_time_mix(); });
+            if ((n_mix == 1) != !layer.recurrent.value_rank) fail("all layers of time mixing but the first take its values");
+        }
         if (layer.streams.n != c.n_stream()) fail("all layers need the same streams");
         if (layer.latent.chosen_by >= 0) {
             // Of all choices only the last one is kept.

@@ -128,6 +128,32 @@ Result mamba2(FloatRows projected, Vector a, Vector d, Vector dt_bias, Vector no
     return made.result();
 }
 
+// `given` has in each row receptance, key, value, what decays and rates are made of; then, if there are such, what the share
+// of the first layer's values is made of, and these; then a gate. `vectors` are w0, a0, v0, k_k, k_a, r_k, and those of a norm.
+Result time_mix(FloatRows given, FloatRows vectors, float eps, size_t head_size, Vector state, size_t parts,
+                const std::string& kernels) {
+    const Kernels& kernel = kernels_for(kernels);
+    const size_t n = given.shape(0), width = vectors.shape(1), pieces = width ? given.shape(1) / width : 0;
+    check(head_size && width && width % head_size == 0, "heads");
+    check(pieces >= 5 && pieces <= 8 && given.shape(1) == pieces * width, "given");
+    check(vectors.shape(0) == 6 || vectors.shape(0) == 8, "vectors");
+    const auto vector = [&](size_t i) { return i < vectors.shape(0) ? vectors.data() + i * width : nullptr; };
+    const auto part = [&](size_t i) { return Columns<const float>{given.data() + i * width, given.shape(1)}; };
+    const TimeMixWeights w{width / head_size, head_size, vector(0), vector(1), vector(2), vector(3), vector(4), vector(5),
+                           vector(6), vector(7), eps};
+    Made made(n, width, state, w.state_floats());
+    std::vector<float> values(n * width), scratch(w.scratch_floats());
+    for (size_t row = 0; row < n; ++row) std::copy_n(part(2).row(row), width, values.data() + row * width);
+    const bool shares = pieces >= 7, gated = pieces % 2 == 0;
+    const Columns<const float> none{nullptr, 0};
+    const TimeMixRows rows{{n}, part(0), part(1), part(3), part(4), {values.data(), width}, shares ? part(5) : none,
+                           shares ? part(6) : none, gated ? part(pieces - 1) : none, made.out()};
+    each_part(w.n_head, parts, [&](size_t begin, size_t end) {
+        advance_heads(kernel, w, rows, made.state.get(), scratch.data(), begin, end);
+    });
+    return made.result();
+}
+
 }  // namespace
 
 void bind_recurrent(nb::module_& ops) {
@@ -147,6 +173,9 @@ void bind_recurrent(nb::module_& ops) {
             nb::arg("dt_bias").noconvert(), nb::arg("norm").noconvert(), nb::arg("eps"), nb::arg("head_size"),
             nb::arg("n_group"), nb::arg("state_size"), nb::arg("state").noconvert(), parts, kernels,
             "A Mamba-2 layer after its convolution, and its state.");
+    ops.def("time_mix", &time_mix, nb::arg("given").noconvert(), nb::arg("vectors").noconvert(), nb::arg("eps"),
+            nb::arg("head_size"), nb::arg("state").noconvert(), parts, kernels,
+            "RWKV 7's time mixing between its matrices, and its state.");
 }
 
 }  // namespace stretto

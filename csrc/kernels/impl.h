@@ -94,7 +94,7 @@ inline void store_some(float* p, Floats x, size_t n) {
 
 constexpr Kernels table(const char* name, const DirectKernels& direct) {
     return {name,     lanes, quantize,   quantize_pair, matmul, add_narrow, rms_norm,      add_rows,     silu,   gelu,
-            gelu_erf, peaks, weigh,      store_head,    load_head, attend,  score_index, merge, convolve, correct_state, add_to_state, &direct};
+            gelu_erf, peaks, weigh,      store_head,    load_head, attend,  score_index, merge, convolve, correct_state, add_to_state, decay_state, &direct};
 }
 
 }  // namespace STRETTO_ISA

@@ -190,3 +190,26 @@ void add_to_state(const StateTile& s) {
         }
     }
 }
+
+// One pass over the tile for each token, which also finds what the next one looks for.
+void decay_state(const DecayingTile& s) {
+    Floats found = splat(0.0f);
+    for (size_t r = 0; s.n && r < s.rows; ++r) found = fma(splat(s.find[0][r]), load(s.tile + r * kStateLanes), found);
+    for (size_t t = 0; t < s.n; ++t) {
+        const float *decay = s.decay[t], *correct = s.correct[t], *write = s.write[t], *read = s.read[t];
+        const float* find = t + 1 < s.n ? s.find[t + 1] : nullptr;
+        const Floats value = load_some(s.values[t], s.lanes);
+        Floats sum = splat(0.0f), next = splat(0.0f);
+        float* tile = s.tile;
+        for (size_t r = 0; r < s.rows; ++r, tile += kStateLanes) {
+            Floats row = mul(load(tile), splat(decay[r]));
+            row = fma(splat(correct[r]), found, row);
+            row = fma(splat(write[r]), value, row);
+            store(tile, row);
+            sum = fma(splat(read[r]), row, sum);
+            if (find) next = fma(splat(find[r]), row, next);
+        }
+        store_some(s.out[t], sum, s.lanes);
+        found = next;
+    }
+}

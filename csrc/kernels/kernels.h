@@ -146,6 +146,21 @@ struct StateTile {
     float* const* out;           // [n] of [lanes]
     float skip;                  // Mamba-2: of the value itself in the output
 };
+
+// Tokens that advance kStateLanes values of a head's state in which each row decays by itself (RWKV 7).
+struct DecayingTile {
+    float* tile;                  // [rows][kStateLanes]
+    size_t rows;                  // keys
+    size_t lanes;                 // values that there are, kStateLanes at most
+    size_t n;                     // tokens
+    const float* const* decay;    // [n] of [rows]
+    const float* const* find;     // [n] of [rows]: what reads the state before it decays
+    const float* const* correct;  // [n] of [rows]: what writes back what was found
+    const float* const* write;    // [n] of [rows]: keys
+    const float* const* read;     // [n] of [rows]: receptances
+    const float* const* values;   // [n] of [lanes]
+    float* const* out;            // [n] of [lanes]
+};
 struct DirectKernels;  // direct.h
 
 struct Kernels {
@@ -190,6 +205,8 @@ struct Kernels {
     void (*correct_state)(const StateTile& state);
     // Token after token: S, decayed, becomes S + write × gain × value; out = read · S + skip × value.
     void (*add_to_state)(const StateTile& state);
+    // Token after token: row r of S becomes decay × S + correct × (find · S) + write × value; out = read · S.
+    void (*decay_state)(const DecayingTile& state);
     // The same products with rows as they stand in the file.
     const DirectKernels* direct;
 };

@@ -88,6 +88,7 @@ struct DenseConfig {
     bool sparse = false;  // gates that are not above a cutoff become 0:
     float cutoff = 0.0f;  // so many standard deviations above their mean
     NormConfig inner_norm;  // of what the last matrix reads
+    size_t shift = 0;       // numbers of a row, each row is mixed with the one before it; 0: not
 };
 
 enum class Weights { kSoftmax, kSigmoid, kChosen, kOneByOne };
@@ -125,6 +126,7 @@ struct RecurrentConfig {
     size_t n_key_head = 0, n_value_head = 0, key_size = 0, value_size = 0;           // delta net
     size_t width = 0;                                                                // short convolution, Mamba
     size_t rank = 0;                                                                 // Mamba, whose channels are `width`; KDA
+    size_t rate_rank = 0, value_rank = 0, gate_rank = 0;                             // time mixing; `rank` is that of decays
     bool conv_bias = false, tiled = false, fused = false;
     NormConfig norm, b_norm, c_norm;                                                 // of Mamba: those of steps, B and C
 };
@@ -149,7 +151,7 @@ struct StreamsConfig {
 
 constexpr size_t kMostStreams = 16;
 
-enum class MixerKind { kNone, kAttention, kLatent, kDeltaNet, kKimiDelta, kConvolution, kMamba, kMamba2, kBeside };
+enum class MixerKind { kNone, kAttention, kLatent, kDeltaNet, kKimiDelta, kConvolution, kMamba, kMamba2, kTimeMix, kBeside };
 enum class FeedForwardKind { kNone, kDense, kExperts };
 
 struct LayerConfig {
@@ -175,8 +177,9 @@ struct LayerConfig {
     bool is_kimi_delta() const { return mixer == MixerKind::kKimiDelta; }
     bool is_convolution() const { return mixer == MixerKind::kConvolution; }
     bool is_mamba() const { return mixer == MixerKind::kMamba; }
+    bool is_time_mix() const { return mixer == MixerKind::kTimeMix; }
     bool has_mamba2() const { return mixer == MixerKind::kMamba2 || mixer == MixerKind::kBeside; }
-    bool is_recurrent() const { return is_delta_net() || is_kimi_delta() || is_convolution() || is_mamba() || has_mamba2(); }
+    bool is_recurrent() const { return is_delta_net() || is_kimi_delta() || is_convolution() || is_mamba() || is_time_mix() || has_mamba2(); }
     // K/V heads that a cell holds of this layer, with V a part of K in latent attention.
     size_t cached_heads() const { return attends() && attention.shared < 0 ? attention.n_kv_head : 0; }
     bool values_apart() const { return has_attention(); }

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "model/recurrent_layer.h"
 #include "model/sums.h"
 #include "model/walk.h"
 
@@ -150,7 +151,13 @@ void Decoder::Walk::feed_forward(size_t index) {
         norm_rows(weights.ffn_norm, index, Site::kFeedIn);
     }
     if (config.ffn == FeedForwardKind::kDense) {
-        const Quantized& inner = dense(config.dense, weights.dense, normed_);
+        const float* rows = normed_;
+        if (config.dense.shift) {
+            rows = mix_rows(index, mixer_floats(config), weights.dense.shares.data());
+            quantize(rows, c_.n_embd);
+        }
+        const Quantized& inner = dense(config.dense, weights.dense, rows);
+        if (config.dense.shift) keep_rows(index, mixer_floats(config));
         product(weights.dense.down.matrix, plan_.gate, n_, plan_.added, inner);
         meet();
         add_output(index, Site::kFeedOut, plan_.added, weights.dense.down.bias, weights.post_ffn_norm,

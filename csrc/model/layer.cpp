@@ -115,6 +115,31 @@ void Tensors::recurrent(const std::string& prefix, const LayerConfig& config, si
         norm(prefix, c.norm, w.norm, c.head_size);
         return linear(prefix + "attn_output", out, n_embd, width, false);
     }
+    if (config.is_time_mix()) {
+        const size_t width = c.width;
+        const std::string mix = prefix + "time_mix_";
+        vector(mix + "lerp_fused.weight", w.shares, (c.gate_rank ? 6 : 5) * n_embd);
+        linear(mix + "receptance", to.q, width, n_embd, false);
+        linear(mix + "key", to.k, width, n_embd, false);
+        linear(mix + "value", to.v, width, n_embd, false);
+        const auto pair = [&](const char* name, Matrix& narrow, Matrix& wide, size_t rank) {
+            if (!rank) return;
+            matrix(mix + name + "1", narrow, rank, n_embd);
+            matrix(mix + name + "2", wide, width, rank);
+        };
+        pair("w", w.alpha, w.step, c.rank);
+        pair("a", w.beta, w.rate, c.rate_rank);
+        pair("v", w.in, w.value, c.value_rank);
+        pair("g", w.c, w.gate, c.gate_rank);
+        vector(mix + "w0.weight", w.dt_bias, width);
+        vector(mix + "a0.weight", w.rate_bias, width);
+        if (c.value_rank) vector(mix + "v0.weight", w.value_bias, width);
+        vector(mix + "k_k.weight", w.removal, width);
+        vector(mix + "k_a.weight", w.key_rate, width);
+        vector(mix + "r_k.weight", w.bonus, width);
+        norm(prefix, c.norm, w.norm, width);
+        return linear(mix + "output", out, n_embd, width, false);
+    }
     if (config.is_mamba()) {
         matrix(prefix + "ssm_in", w.in, c.width, n_embd);
         matrix(prefix + "ssm_in_gate", w.gate, c.width, n_embd);
@@ -159,6 +184,7 @@ void Tensors::dense(const std::string& prefix, const DenseConfig& c, size_t n_em
     linear(prefix + "ffn_up" + c.suffix, to.up, c.n_ff, n_embd, c.bias);
     linear(prefix + "ffn_down" + c.suffix, to.down, n_embd, c.n_ff, c.down_bias);
     norm(prefix, c.inner_norm, to.inner_norm, c.n_ff);
+    if (c.shift) vector(prefix + "channel_mix_lerp_k.weight", to.shares, c.shift);
 }
 
 void Tensors::experts(const std::string& prefix, const ExpertsConfig& c, size_t n_embd, ExpertWeights& to) {

@@ -24,6 +24,7 @@ struct Linear {
 struct DenseWeights {
     Linear gate, up, down;
     Norm inner_norm;
+    std::vector<float> shares;  // of the row before, in what is read
 };
 
 struct ExpertWeights {
@@ -69,6 +70,10 @@ struct RecurrentWeights {
     Matrix in, gate, beta, alpha;  // a delta net has all of them, Mamba-2 and convolutions `in` only
     Matrix step, c;                // of Mamba, whose `alpha` and `beta` make what steps are made of, and B; of KDA,
                                    // whose `alpha` and `c` make what `step` and `gate` read
+    // Of time mixing `alpha`, `beta`, `in` and `c` make what `step` (decays), `rate`, `value` and `gate` read.
+    Matrix rate, value;
+    std::vector<float> shares;     // of the row before, in each of the mixtures that are read
+    std::vector<float> rate_bias, value_bias, removal, key_rate, bonus;  // a0, v0, k_k, k_a, r_k; `dt_bias` is w0
     std::vector<float> key_taps, value_taps;  // of KDA, whose `taps` are of queries
     std::vector<float> taps, conv_bias, dt_bias, a, d;
     Norm norm, b_norm, c_norm;

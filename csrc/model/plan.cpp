@@ -70,6 +70,22 @@ Widths widths_of(const Config& config) {
             widen(w.recurrent_scratch, kimi_delta_of(r, {}).scratch_floats());
             widen(w.input, r.rank);
         }
+        if (layer.is_time_mix()) {
+            const RecurrentConfig& r = layer.recurrent;
+            widen(w.q, r.width);
+            widen(w.kv, r.width);
+            widen(w.projected, 3 * r.width);
+            widen(w.inner, r.width);
+            widen(w.first_values, r.width);
+            widen(w.recurrent_heads, r.rank + r.rate_rank + r.value_rank + r.gate_rank);
+            widen(w.recurrent_scratch, time_mix_of(r, {}).scratch_floats());
+            widen(w.recurrent_scratch, std::max({r.width, r.rank, r.rate_rank, r.value_rank, r.gate_rank}));
+            widen(w.input, std::max({r.rank, r.rate_rank, r.value_rank, r.gate_rank}));
+        }
+        if (layer.dense.shift) {
+            widen(w.inner, layer.dense.shift);
+            widen(w.recurrent_scratch, layer.dense.shift);
+        }
         if (layer.is_mamba()) {
             const RecurrentConfig& r = layer.recurrent;
             widen(w.projected, r.width);
@@ -141,6 +157,7 @@ void Decoder::group_slots(Plan& plan) const {
         const auto slot = static_cast<size_t>(input.slots[row]);
         auto at = std::find_if(plan.slots.begin(), plan.slots.end(), [&](const SlotGroup& g) { return g.slot == slot; });
         if (at == plan.slots.end()) at = plan.slots.insert(at, {slot, {}});
+        plan.before.push_back(at->rows.empty() ? -1 : at->rows.back());
         at->rows.push_back(static_cast<int32_t>(row));
     }
 }
@@ -270,6 +287,7 @@ void Decoder::carve(Plan& plan) {
         plan.projected = floats(n * most.projected);
         plan.outer_gate = floats(n * most.inner);
         plan.inner = floats(n * most.inner);
+        plan.first_values = floats(n * most.first_values);
         plan.beta = floats(n * most.recurrent_heads);
         plan.alpha = floats(n * most.recurrent_heads);
         plan.other = floats(most.beside ? n * c.n_embd : 0);

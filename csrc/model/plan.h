@@ -76,10 +76,12 @@ struct Decoder::Plan {
     float *expert_gate, *expert_up;  // [n × n_used][n_ff]
     float* projected;         // [n][what a recurrent mixer projects to]
     float *outer_gate, *inner;  // [n][inner width] of recurrent mixers
+    float* first_values;      // [n][width], of the first layer with time mixing
     float *beta, *alpha;      // [n][heads] of delta nets; both in beta if the file has them as one
                               // of Mamba: [n][state] of B, then of C, and [n][rank] of steps
     float* other;             // [n][n_embd], of a recurrent mixer beside attention
     std::vector<SlotGroup> slots;
+    std::vector<int32_t> before;  // [n]: the row before in the same slot; below 0: it is in the slot's state
     float* scores;            // [n][n_expert]
     int32_t* chosen;          // [n][n_used]
     float* chosen_weights;    // [n][n_used]

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "model/sums.h"
+
 namespace stretto {
 
 namespace {
@@ -30,6 +32,11 @@ float exp_below(float x) {
     float scale;
     std::memcpy(&scale, &power, sizeof(scale));
     return e * scale;
+}
+// 1 / (1 + e^−x), in such operations.
+float logistic_of(float x) {
+    const float e = exp_below(-std::abs(x)), high = 1.0f / (1.0f + e);
+    return x < 0.0f ? e * high : high;
 }
 float logistic(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
@@ -232,6 +239,74 @@ void correct_channels(const Kernels& kernels, const KimiDeltaWeights& w, const K
             }
             kernels.rms_norm(out, w.norm, size, w.eps, out);
             for (size_t i = 0; i < size; ++i) out[i] *= logistic(gate[i]);
+        }
+    }
+}
+
+constexpr size_t kMixed = 16;  // tokens whose vectors are made before the state advances
+constexpr float kFastest = -0.60653066f;  // −e^−½: the log of the fastest decay
+constexpr float kLeastLength = 1e-24f;    // squared
+
+size_t TimeMixWeights::scratch_floats() const { return (4 * kMixed + 1) * head_size; }
+
+void advance_heads(const Kernels& kernels, const TimeMixWeights& w, const TimeMixRows& rows, float* state, float* scratch,
+                   size_t begin, size_t end) {
+    const size_t size = w.head_size;
+    const float *decay[kMixed], *find[kMixed], *correct[kMixed], *write[kMixed], *read[kMixed], *values[kMixed];
+    float *out[kMixed], *product = scratch + 4 * kMixed * size;
+    for (size_t head = begin; head < end; ++head) {
+        const size_t at = head * size;
+        for (size_t first = 0; first < rows.rows.n; first += kMixed) {
+            const size_t n = std::min(kMixed, rows.rows.n - first);
+            for (size_t t = 0; t < n; ++t) {
+                const size_t row = rows.rows[first + t];
+                float *decays = scratch + 4 * t * size, *found = decays + size, *corrects = found + size;
+                float *keys = corrects + size, *value = rows.value.row(row) + at;
+                const float *k = rows.key.row(row) + at, *raw = rows.decay.row(row) + at, *rate = rows.rate.row(row) + at;
+                for (size_t i = 0; i < size; ++i) found[i] = k[i] * w.removal[at + i];
+                const float length = 1.0f / std::sqrt(std::max(dot_floats(found, found, size), kLeastLength));
+                for (size_t i = 0; i < size; ++i) {
+                    const float gain = logistic_of(rate[i] + w.rate_bias[at + i]);
+                    decays[i] = exp_below(kFastest * logistic_of(raw[i] + w.decay_bias[at + i]));
+                    found[i] *= length;
+                    corrects[i] = -found[i] * gain;
+                    keys[i] = k[i] * (1.0f + (gain - 1.0f) * w.key_rate[at + i]);
+                }
+                if (rows.share.data) {
+                    const float *share = rows.share.row(row) + at, *from = rows.first.row(row) + at;
+                    for (size_t i = 0; i < size; ++i) {
+                        value[i] += (from[i] - value[i]) * logistic_of(share[i] + w.value_bias[at + i]);
+                    }
+                }
+                decay[t] = decays, find[t] = found, correct[t] = corrects, write[t] = keys;
+                read[t] = rows.receptance.row(row) + at;
+            }
+            float* tile = state + head * w.head_floats();
+            for (size_t from = 0; from < size; from += kStateLanes, tile += size * kStateLanes) {
+                for (size_t t = 0; t < n; ++t) {
+                    values[t] = rows.value.row(rows.rows[first + t]) + at + from;
+                    out[t] = rows.out.row(rows.rows[first + t]) + at + from;
+                }
+                const size_t lanes = std::min(kStateLanes, size - from);
+                kernels.decay_state({tile, size, lanes, n, decay, find, correct, write, read, values, out});
+            }
+            for (size_t t = 0; t < n; ++t) {
+                const size_t row = rows.rows[first + t];
+                float* made = rows.out.row(row) + at;
+                const float* value = rows.value.row(row) + at;
+                if (w.norm) {
+                    const double sum = sum_of(size, [&](size_t i) { return double{made[i]}; });
+                    const auto mean = static_cast<float>(sum / static_cast<double>(size));
+                    for (size_t i = 0; i < size; ++i) made[i] -= mean;
+                    kernels.rms_norm(made, w.norm + at, size, w.eps, made);
+                    kernels.add(made, w.norm_bias + at, size);
+                }
+                for (size_t i = 0; i < size; ++i) product[i] = write[t][i] * w.bonus[at + i];
+                const float own = dot_floats(product, read[t], size);
+                for (size_t i = 0; i < size; ++i) made[i] += own * value[i];
+                const float* gate = rows.gate.data ? rows.gate.row(row) + at : nullptr;
+                for (size_t i = 0; gate && i < size; ++i) made[i] *= gate[i];
+            }
         }
     }
 }

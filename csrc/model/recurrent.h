@@ -6,6 +6,7 @@
 // Kimi's delta:         convolve (channels) of three, then correct_channels (heads)
 // A short convolution:  convolve_gated (channels)
 // Mamba:                convolve (channels), then scan_channels (channels)
+// RWKV 7's time mixing: advance_heads (heads); mixtures with the row before are made outside
 // Mamba-2:              convolve (channels), then scan_heads (heads), then gate_groups (groups)
 //
 // Threads share what is in brackets; between two steps all of them must have finished the first.
@@ -156,5 +157,32 @@ void scan_heads(const Kernels& kernels, const Mamba2Weights& w, const Mamba2Rows
 // Groups [begin, end) of each row: out × silu(gate), normalised. `scratch` has inner / n_group floats.
 void gate_groups(const Kernels& kernels, const Mamba2Weights& w, const Mamba2Rows& rows, float* scratch, size_t begin,
                  size_t end);
+
+// Time mixing of RWKV 7. Its state is [n_head][tiles of 16 values][head_size keys][16].
+struct TimeMixWeights {
+    size_t n_head, head_size;
+    const float *decay_bias, *rate_bias, *value_bias;  // [n_head × head_size] each, as the next five
+    const float *removal, *key_rate, *bonus;
+    const float *norm, *norm_bias;                     // null: none
+    float eps;
+
+    size_t head_floats() const { return state_tiles(head_size) * kStateLanes * head_size; }
+    size_t state_floats() const { return n_head * head_floats(); }
+    size_t scratch_floats() const;
+};
+
+struct TimeMixRows {
+    SlotRows rows;
+    Columns<const float> receptance, key;
+    Columns<const float> decay, rate;  // what they are made of
+    Columns<float> value;              // changed, unless they are the first layer's
+    Columns<const float> share, first;  // what the share of the first layer's values is made of, and they; null: none
+    Columns<const float> gate;          // null: none
+    Columns<float> out;
+};
+
+// Heads [begin, end).
+void advance_heads(const Kernels& kernels, const TimeMixWeights& w, const TimeMixRows& rows, float* state, float* scratch,
+                   size_t begin, size_t end);
 
 }  // namespace stretto

@@ -3,6 +3,8 @@
 #include "model/recurrent_layer.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 
 #include "model/walk.h"
 
@@ -29,6 +31,7 @@ void Decoder::Walk::recurrent(size_t layer, const Linear& projection, float* out
     if (config.is_delta_net()) width = delta_net(layer);
     if (config.is_kimi_delta()) width = kimi_delta(layer);
     if (config.is_convolution()) width = short_convolution(layer);
+    if (config.is_time_mix()) width = time_mix(layer);
     if (config.is_mamba()) width = mamba(layer);
     if (config.has_mamba2()) width = mamba2(layer);
     quantize(plan_.inner, width);
@@ -99,6 +102,87 @@ size_t Decoder::Walk::kimi_delta(size_t layer) {
         const KimiDeltaRows all{rows, given(plan_.q), given(plan_.k), given(plan_.v), given(plan_.projected),
                                 given(plan_.outer_gate), {plan_.beta, r.n_head}, {plan_.inner, r.width}};
         correct_channels(kernel_, net, all, state + history_floats(config), mine_.recurrent, begin, end);
+    });
+    return r.width;
+}
+
+// Normalised rows, each moved towards the one before it in its text, which is at `at` of a slot's state if it was in an
+// earlier pass. Alone, each thread has the row for itself.
+const float* Decoder::Walk::mix_rows(size_t layer, size_t at, const float* shares) {
+    const size_t n = c_.n_embd;
+    float* mixed = alone_ ? mine_.recurrent : plan_.inner;
+    for (size_t row = first_; row < last_; ++row) {
+        const int32_t last = plan_.before[row];
+        const float* before = last < 0 ? d_.state_of(static_cast<size_t>(input_.slots[row]), layer) + at
+                                       : row_of(normed_, static_cast<size_t>(last));
+        const float* x = row_of(normed_, row);
+        float* to = mixed + row * n;
+        for (size_t i = 0; i < n; ++i) to[i] = x[i] + (before[i] - x[i]) * shares[i];
+    }
+    return mixed;
+}
+
+// The last normalised row of each slot, for the next pass: once all threads have mixed theirs.
+void Decoder::Walk::keep_rows(size_t layer, size_t at) {
+    if (alone_ && thread_ != 0) return;
+    for (const SlotGroup& group : plan_.slots) {
+        const auto row = static_cast<size_t>(group.rows.back());
+        if (row < first_ || row >= last_) continue;
+        std::memcpy(d_.state_of(group.slot, layer) + at, row_of(normed_, row), c_.n_embd * sizeof(float));
+    }
+}
+
+size_t Decoder::Walk::time_mix(size_t layer) {
+    const LayerConfig& config = c_.layers[layer];
+    const RecurrentConfig& r = config.recurrent;
+    const Layer& whole = d_.layers_[layer];
+    const RecurrentWeights& w = whole.recurrent;
+    const TimeMixWeights mix = time_mix_of(r, w);
+    const size_t rows = n_ * r.width;
+    float *decays = plan_.projected, *rates = decays + rows, *shares = rates + rows;
+    float *decay = plan_.alpha, *rate = decay + n_ * r.rank, *share = rate + n_ * r.rate_rank;  // what they are made of
+    float *gate = share + n_ * r.value_rank, *values = r.value_rank ? plan_.v : plan_.first_values;
+
+    size_t which = 0;
+    const auto read = [&](std::initializer_list<Target> targets) {
+        const float* mixed = mix_rows(layer, 0, w.shares.data() + which++ * c_.n_embd);
+        quantize(mixed, c_.n_embd);
+        products(targets, mixed);
+        meet();
+    };
+    read({{&whole.q.matrix, plan_.q}});
+    read({{&w.alpha, decay}});
+    read({{&whole.k.matrix, plan_.k}});
+    r.value_rank ? read({{&whole.v.matrix, values}, {&w.in, share}}) : read({{&whole.v.matrix, values}});
+    read({{&w.beta, rate}});
+    if (r.gate_rank) read({{&w.c, gate}});
+    keep_rows(layer, 0);
+
+    const auto widen = [&](const Matrix& matrix, float* narrow, size_t rank, float (*inner)(float), float* out) {
+        float* own = alone_ ? mine_.recurrent : narrow;
+        for (size_t i = first_ * rank; i < last_ * rank; ++i) own[i] = inner(narrow[i]);
+        quantize(own, rank);
+        product(matrix, own, n_, out, quantized_);
+        meet();
+    };
+    const auto same = [](float x) { return x; };
+    widen(w.step, decay, r.rank, [](float x) { return std::tanh(x); }, decays);
+    widen(w.rate, rate, r.rate_rank, same, rates);
+    if (r.value_rank) widen(w.value, share, r.value_rank, same, shares);
+    if (r.gate_rank) widen(w.gate, gate, r.gate_rank, [](float x) { return 1.0f / (1.0f + std::exp(-x)); }, plan_.outer_gate);
+    each_slot(layer, r.n_head, 1, [&](const SlotRows& slot, float* state, size_t begin, size_t end) {
+        const auto given = [&](const float* x) { return Columns<const float>{x, r.width}; };
+        const TimeMixRows all{slot,
+                              given(plan_.q),
+                              given(plan_.k),
+                              given(decays),
+                              given(rates),
+                              {values, r.width},
+                              given(r.value_rank ? shares : nullptr),
+                              given(plan_.first_values),
+                              given(r.gate_rank ? plan_.outer_gate : nullptr),
+                              {plan_.inner, r.width}};
+        advance_heads(kernel_, mix, all, state + history_floats(config), mine_.recurrent, begin, end);
     });
     return r.width;
 }

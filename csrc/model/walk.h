@@ -145,6 +145,9 @@ private:
     size_t short_convolution(size_t layer);
     size_t mamba(size_t layer);
     size_t mamba2(size_t layer);
+    size_t time_mix(size_t layer);
+    const float* mix_rows(size_t layer, size_t at, const float* shares);
+    void keep_rows(size_t layer, size_t at);
 
     void feed_forward(size_t layer);
     const Quantized& dense(const DenseConfig& config, const DenseWeights& weights, const float* rows);

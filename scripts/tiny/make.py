@@ -26,6 +26,7 @@ GROUPS = (
     "gemma4",
     "kimi",
     "recurrent",
+    "rwkv",
 )
 
 

@@ -438,6 +438,16 @@ class _Operators:
         parts: int = 1,
         kernels: str = "",
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...
+    def time_mix(
+        self,
+        given: NDArray[np.float32],
+        vectors: NDArray[np.float32],
+        eps: float,
+        head_size: int,
+        state: NDArray[np.float32],
+        parts: int = 1,
+        kernels: str = "",
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...
 
 ops: _Operators
 

@@ -17,7 +17,7 @@ TOLERANCE = 1e-4
 # rounds activations beside MXFP4.
 WITHOUT_LLAMACPP = ["phi3-window", "gemma3n", "gpt-oss-ramp", "gpt-oss-mxfp4"]
 # Compared with llama.cpp by scripts/tiny/check_xllamacpp.py: its log-probabilities are not kept.
-WITHOUT_LLAMACPP += ["kimi-linear", "minicpm", "smallthinker"]
+WITHOUT_LLAMACPP += ["arwkv7", "kimi-linear", "minicpm", "rwkv7", "smallthinker"]
 WITHOUT_LLAMACPP += ["codeshell", "orion", "qwen", "xverse"]
 # Those of scripts/tiny/table.py: the script that makes them compares with llama.cpp, and keeps a folder too.
 FROM_TABLE = {path.parent.name for path in (FOLDER.parent / "folders").glob("*/answers.npz")}

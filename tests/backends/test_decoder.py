@@ -183,6 +183,7 @@ BAD_SPECS = {
     "a layer with a rope that is not there": ({"mixer": {"rope": 1}}, REFUSED),
     "a layer with a negative rope": ({"mixer": {"rope": -1}}, REFUSED),
     "a negative window": ({"mixer": {"window": -1}}, REFUSED),
+    "channel mixing behind attention": ({"ffn": {"shift": COLUMNS}}, REFUSED),
     "K and V of a layer that is not before it": ({"mixer": {"shared": 0}}, REFUSED),
     "half a layer": ({"layers": [{}]}, (*REFUSED, KeyError)),
     "a layer that is none": ({"layers": [3]}, REFUSED),
@@ -193,6 +194,13 @@ BAD_SPECS = {
 def test_bad_specs(changes, errors):
     with pytest.raises(errors):
         _native.Decoder(plain(**changes), 64, "f16", 1, "")
+
+
+def test_time_mixing_needs_a_first_layer_whose_values_others_take():
+    spec = tiny_spec("rwkv7")
+    for layers in (spec.layers[1:], (*spec.layers, spec.layers[0])):
+        with pytest.raises(REFUSED, match="but the first take its values"):
+            _native.Decoder(plain_spec(replace(spec, layers=layers)), 64, "f16", 1, "")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,9 @@ FALCON = ["falcon-h1", "falcon-h1-plain"]
 MAMBAS = [*GRANITE, "nemotron_h", "nemotron_h_moe", *FALCON]
 FIRST = ["mamba", "falcon-mamba", "jamba"]
 KIMI = ["kimi-linear"]
-NAMES = [*DELTA_NETS, *CONVOLUTIONS, *MAMBAS, *FIRST, *KIMI]
+CONVOLVED_ALL = [*DELTA_NETS, *CONVOLUTIONS, *MAMBAS, *FIRST, *KIMI]
+RWKV = ["rwkv7", "arwkv7"]
+NAMES = [*CONVOLVED_ALL, *RWKV]
 
 
 def slots(*numbers):
@@ -122,6 +124,7 @@ TOKEN = "memory *= decay[row][:, None, None]\n            "  # the first thing t
 SEEN = 'v[t] - np.einsum("hkv,hk->hv", memory, k[t])'
 CONVOLVED = 'convolve(history, qkv[rows], w["ssm_conv1d.weight"])'
 BOTH = "both[:, :, 0].reshape(len(x), -1), both[:, :, 1].reshape(len(x), -1)"
+FOUND = 'np.einsum("hkv,hk->hv", state, corrected[row])'
 MUTANTS = {
     "delta net: no decay": ({TOKEN + "error": "error"}, DELTA_NETS),
     "delta net: decay after the correction": (
@@ -143,11 +146,25 @@ MUTANTS = {
     "KDA: no decay": ({"memory *= decay[row][:, :, None]": ""}, KIMI),
     "KDA: one decay for a head": ({"decay[row][:, :, None]": "decay[row][:, :1, None]"}, KIMI),
     "KDA: no gate": ({".reshape(n, -1) * gate": ".reshape(n, -1)"}, KIMI),
-    "convolution: the batch before forgotten": ({"((history, x))": "((0 * history, x))"}, NAMES),
-    "convolution: history that stays": ({"history[:] = inputs[len(x) :]": ""}, NAMES),
-    "convolution: backwards": ({"taps[:, back]": "taps[:, -1 - back]"}, NAMES),
+    "convolution: the batch before forgotten": ({"((history, x))": "((0 * history, x))"}, CONVOLVED_ALL),
+    "convolution: history that stays": ({"history[:] = inputs[len(x) :]": ""}, CONVOLVED_ALL),
+    "convolution: backwards": ({"taps[:, back]": "taps[:, -1 - back]"}, CONVOLVED_ALL),
     "convolution: no bias": ({"out if bias is None else out + bias": "out"}, MAMBAS),
     "short convolution: gates swapped": ({"b, c, inner = np": "c, b, inner = np"}, CONVOLUTIONS),
+    "RWKV: no decay": ({"state *= decays[row][:, :, None]": ""}, RWKV),
+    "RWKV: decay before the correction is found": (
+        {FOUND: FOUND.replace("state,", "state * decays[row][:, :, None],")},
+        RWKV,
+    ),
+    "RWKV: keys of any length": ({"corrected /= np.sqrt": "np.sqrt"}, RWKV),
+    "RWKV: keys not scaled by the rate": ({"k = k * (1 + (rate - 1)": "k = k + 0 * (1 + (rate - 1)"}, RWKV),
+    "RWKV: each layer its own values": ({"v = v + (run.first_values": "v = v + 0 * (run.first_values"}, RWKV),
+    "RWKV: the token itself is not read": ({"(out + own)": "(out)"}, RWKV),
+    "RWKV: the row before forgotten": ({"((last[None], x[:-1]))": "((0 * last[None], x[:-1]))"}, RWKV),
+    "RWKV: a row before that stays": ({"last[:] = x[-1]": ""}, RWKV),
+    "RWKV: channels not mixed": ({'(before - x) * w["channel': '0 * (before - x) * w["channel'}, RWKV[:1]),
+    "RWKV: no gate": ({'out * narrow("g", sigmoid)': "out"}, RWKV[:1]),
+    "RWKV: heads not normalised": ({"out = layer_norm(out, weight": "layer_norm(out, weight"}, RWKV[:1]),
     "Mamba: no decay": ({'np.exp(step[row][:, None] * w["ssm_a"])': "1"}, FIRST),
     "Mamba: x not scaled by the step": ({"(step[row] * mixed[row])": "mixed[row]"}, FIRST),
     "Mamba: no D": ({' + w["ssm_d"] * mixed[row]': ""}, FIRST),
@@ -209,6 +226,7 @@ def test_an_error_in_a_recurrent_layer_shows(name, changes, monkeypatch):
     exec(compile(source, "mutant", "exec"), mutant.__dict__)
     planted = {kind: getattr(mutant, mixer.__name__) for kind, mixer in reference.MIXERS.items()}
     monkeypatch.setattr(reference, "MIXERS", planted)
+    monkeypatch.setattr(mixers, "mix_channels", mutant.mix_channels)
     with np.errstate(all="ignore"):
         assert shows(backend_with_slots(name), name)
 

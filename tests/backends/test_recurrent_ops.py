@@ -11,7 +11,7 @@ import pytest
 from stretto import _native
 from stretto.backends.reference import mixers
 from stretto.backends.reference.layer import LayerWeights
-from stretto.models.mixers import Convolution, DeltaNet, Mamba2
+from stretto.models.mixers import Convolution, DeltaNet, Mamba2, TimeMix
 from stretto.models.parts import Norm
 
 ops = _native.ops
@@ -28,10 +28,12 @@ def normal(*shape, seed=0, scale=1.0):
     return (np.random.default_rng([seed, *shape]).standard_normal(shape) * scale).astype(np.float32)
 
 
-def reference(mix, mixer, tensors, x, state):
+def reference(mix, mixer, tensors, x, state, **others):
     """Rows and state that a mixer of the reference backend gives for projections that cut x into parts."""
     states = [state.copy()[None]]
-    run = SimpleNamespace(placement=SimpleNamespace(slots=np.zeros(len(x), np.int32)), states=states)
+    run = SimpleNamespace(
+        placement=SimpleNamespace(slots=np.zeros(len(x), np.int32)), states=states, **others
+    )
     out = mix(mixer, LayerWeights(tensors, 0, {}, prefix=""), 0, x, run)
     return out, states[0][0]
 
@@ -208,6 +210,68 @@ def test_a_mamba2_layer(kernels, n_head, head_size, n_group, state_size, has_nor
     assert close(scaled(state, n_head), expected)
 
 
+@every_set
+@pytest.mark.parametrize(
+    ("n_head", "head_size", "is_first", "has_gate", "has_norm"),
+    [
+        (4, 8, False, True, True),
+        (3, 20, True, False, False),
+        (2, 64, False, False, True),
+        (5, 16, True, True, True),
+    ],
+)
+def test_time_mixing(kernels, n_head, head_size, is_first, has_gate, has_norm):
+    rank, width = 12, n_head * head_size
+    norm = Norm("time_mix_ln", 1e-4, "layer", bias=True) if has_norm else None
+    mixer = TimeMix(n_head, head_size, rank, rank, 0 if is_first else rank, rank if has_gate else 0, norm)
+    w = {
+        name: normal(*shape, seed=seed, scale=1.0 if len(shape) == 1 else shape[-1] ** -0.5)
+        for seed, (name, shape) in enumerate(mixer.tensors(width).items())
+    }
+    x, last, before = normal(N, width), normal(width, seed=50), normal(n_head, head_size, head_size, seed=51)
+    first = None if is_first else normal(N, width, seed=52)
+    shares = dict(zip(mixer.mixtures, w["time_mix_lerp_fused.weight"], strict=True))
+    rows_before = np.concatenate((last[None], x[:-1]))
+
+    def product(name):
+        return (x + (rows_before - x) * shares[name[0]]) @ w[f"time_mix_{name}.weight"].T
+
+    def widened(name, inner=np.asarray):
+        return inner(product(f"{name}1")) @ w[f"time_mix_{name}2.weight"].T
+
+    given = [product(name) for name in ("receptance", "key", "value")]
+    given += [widened("w", np.tanh), widened("a")]
+    given += [] if first is None else [widened("v"), first]
+    given += [widened("g", mixers.sigmoid)] if has_gate else []
+    zero = np.zeros(width, np.float32)
+    vectors = [w.get(f"time_mix_{name}.weight", zero) for name in ("w0", "a0", "v0", "k_k", "k_a", "r_k")]
+    vectors += [w[f"time_mix_ln.{kind}"] for kind in ("weight", "bias")] if has_norm else []
+
+    def run(parts, rows, state):
+        state = as_tiles(before)[:-n_head] if state is None else state
+        return ops.time_mix(rows, np.stack(vectors), 1e-4, head_size, state, parts, kernels)
+
+    found, state = check_bits(run, np.concatenate(given, axis=1))
+    w["time_mix_output.weight"] = np.eye(width, dtype=np.float32)
+    start = np.concatenate((last, before.ravel()))
+    expected, after = reference(mixers.time_mix, mixer, w, x, start, first_values=first)
+    assert close(found, expected)
+    assert close(state, as_tiles(after[width:].reshape(before.shape))[:-n_head])
+    assert np.array_equal(after[:width], x[-1])
+
+
+@every_set
+def test_keys_of_time_mixing_may_be_zero(kernels):
+    """Nothing is found at a key without a length, and no number becomes infinite or NaN."""
+    given, vectors, before = normal(4, 80), normal(6, 16, seed=1), normal(1, 16, 16, seed=2)
+    given[:, 16:32] = 0
+    found, state = ops.time_mix(given, vectors, 0.0, 16, as_tiles(before)[:-1], 1, kernels)
+    decays = np.exp(mixers.DECAY * mixers.sigmoid(given[:, 48:64] + vectors[0])).astype(np.float32)
+    steps = before[0] * np.cumprod(decays, axis=0)[:, :, None]
+    assert close(state, as_tiles(steps[-1:])[:-1])
+    assert close(found, np.einsum("tkv,tk->tv", steps, given[:, :16]))
+
+
 def test_decays_that_reach_zero_empty_the_state():
     """A head whose step is huge forgets all: no number becomes infinite or NaN."""
     qkv, gate = normal(4, 48), normal(4, 16)
@@ -227,3 +291,7 @@ def test_shapes_that_do_not_fit_are_refused():
         ops.delta_net(*[normal(2, 8)] * 4, *[normal(8)] * 3, 1e-6, 8, True, normal(8))
     with pytest.raises(ValueError, match="projected"):
         ops.mamba2(normal(2, 9), *[normal(2)] * 3, NOTHING, 1e-6, 8, 2, 4, normal(8))
+    with pytest.raises(ValueError, match="given"):
+        ops.time_mix(normal(2, 64), normal(6, 16), 1e-6, 8, normal(256))
+    with pytest.raises(ValueError, match="vectors"):
+        ops.time_mix(normal(2, 80), normal(7, 16), 1e-6, 8, normal(256))

@@ -179,11 +179,11 @@ def test_inspect_shows_the_states_of_recurrent_layers(stretto, tiny_path):
 
 def test_inspect_says_what_a_refused_file_lacks(stretto, tmp_path):
     rows = np.ones((2, 32), np.float32)
-    given = {"token_embd.weight": rows} | {f"blk.{i}.time_mix_key.weight": rows for i in range(3)}
-    write_gguf(tmp_path / "rwkv.gguf", {"general.architecture": "rwkv7"}, given)
+    given = {"token_embd.weight": rows} | {f"blk.{i}.time_mix_decay.weight": rows for i in range(3)}
+    write_gguf(tmp_path / "rwkv.gguf", {"general.architecture": "rwkv6"}, given)
     code, output, _ = stretto("inspect", str(tmp_path / "rwkv.gguf"))
     assert code == 0
-    assert "missing in layers 0 to 2: RWKV's mixer (WKV) and shifted tokens (time_mix_key)" in output
+    assert "missing in layers 0 to 2: RWKV 6's mixer (WKV) (time_mix_decay)" in output
     assert "the llamacpp backend would run it" in output
     document = json.loads(stretto("inspect", str(tmp_path / "rwkv.gguf"), "--json")[1])
     assert [lack["layers"] for lack in document["missing"]] == [[0, 1, 2]]

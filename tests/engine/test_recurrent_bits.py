@@ -17,7 +17,7 @@ from tiny_models import tiny_file, tiny_spec
 FOLDER = Path(__file__).parent.parent / "data" / "tiny"
 NAMES = [
     name
-    for name in ("qwen35", "lfm2", "nemotron_h", "falcon-h1", "mamba2", "jamba", "kimi-linear")
+    for name in ("qwen35", "lfm2", "nemotron_h", "falcon-h1", "mamba2", "jamba", "kimi-linear", "rwkv7")
     if (FOLDER / f"{name}.gguf").exists()
 ]
 GREEDY = {"temperature": 0, "ignore_eos": True}

@@ -26,6 +26,7 @@ KINDS = (
     "mamba",
     "jamba",
     "kimi-linear",
+    "rwkv7",
 )
 NAMES = [name for name in KINDS if (FOLDER / f"{name}.gguf").exists()]
 PROMPT = [7 + i * i % 61 for i in range(75)]

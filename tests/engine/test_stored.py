@@ -338,7 +338,7 @@ def test_a_mock_without_cells_works(folder):
 
 HYBRID = [
     name
-    for name in ("qwen35", "lfm2", "nemotron_h", "mamba2", "jamba", "kimi-linear")
+    for name in ("qwen35", "lfm2", "nemotron_h", "mamba2", "jamba", "kimi-linear", "rwkv7")
     if (FOLDER / f"{name}.gguf").exists()
 ]
 

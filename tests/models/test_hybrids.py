@@ -107,6 +107,19 @@ HOSTILE = [
     ("granitehybrid", {".logit_scale": 0.0}, ".logit_scale"),
     ("granitehybrid", {".residual_scale": float("nan")}, ".residual_scale"),
     ("nemotron_h_moe", {".moe_latent_size": 8}, ".moe_latent_size"),
+    *[
+        ("rwkv7", {f".{key}": bad}, f".{key}")
+        for key, values in {
+            "wkv.head_size": (0, 7, 1 << 20, None),
+            "attention.decay_lora_rank": (0, None),
+            "attention.gate_lora_rank": (0, None),
+            "attention.group_norm_epsilon": (-1.0, float("nan")),
+            "token_shift_count": (1,),
+        }.items()
+        for bad in values
+    ],
+    ("rwkv7", {".attention.iclr_lora_rank": 1 << 31}, "blk.0.time_mix_a1.weight"),
+    ("arwkv7", {".token_shift_count": 2}, ".token_shift_count"),
 ]
 
 
@@ -128,6 +141,25 @@ def test_hostile_metadata(changed, name, keys, named):
         tracemalloc.stop()
     arch = tiny_spec(name).architecture
     assert (arch + named if named[0] == "." else named) in str(caught.value)
+
+
+RWKV_PARTS = [
+    *("time_mix_ln.weight", "time_mix_ln.bias", "time_mix_g1.weight", "time_mix_k_a.weight"),
+    *("channel_mix_lerp_k.weight", "channel_mix_key.weight", "channel_mix_value.weight"),
+]
+
+
+@pytest.mark.parametrize("part", RWKV_PARTS)
+def test_what_is_missing_of_rwkv_is_named(changed, part):
+    with pytest.raises(ModelError, match=f"blk.0.{part}: the tensor is missing"):
+        read_spec(changed("rwkv7", tensors={f"blk.0.{part}": None}))
+
+
+def test_the_first_layer_of_rwkv_needs_no_share_of_its_own_values(changed):
+    extra = [f"blk.0.time_mix_v{i}.weight" for i in range(3)]
+    assert read_spec(changed("rwkv7", tensors=dict.fromkeys(extra))) == tiny_spec("rwkv7")
+    with pytest.raises(ModelError, match=r"blk.1.time_mix_v0.weight: the tensor is missing"):
+        read_spec(changed("rwkv7", tensors={"blk.1.time_mix_v0.weight": None}))
 
 
 def test_an_old_layout_of_projections_says_what_to_do(changed):

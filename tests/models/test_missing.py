@@ -80,8 +80,8 @@ def test_other_formats_are_recognised(tmp_path, magic, words):
 
 
 def test_a_known_architecture_says_what_it_would_need(tmp_path):
-    error = refusal(tmp_path / "rwkv.gguf", {"general.architecture": "rwkv7"})
-    assert "'rwkv7' is not supported yet: it would need RWKV's recurrent mixer; supported are" in str(error)
+    error = refusal(tmp_path / "rwkv.gguf", {"general.architecture": "rwkv6"})
+    assert "'rwkv6' is not supported yet: it would need RWKV 6's recurrent mixer; supported are" in str(error)
     assert error.field == "general.architecture"
 
 
@@ -100,14 +100,16 @@ def tensors(*parts, layers=(0, 1, 2, 5)):
 
 
 def test_a_refused_file_says_which_layers_need_which_operation(tmp_path):
-    path = tmp_path / "rwkv7.gguf"
+    path = tmp_path / "rwkv6.gguf"
     ends = {"token_embd.weight": np.ones((2, 32), np.float32)}
     given = (
-        ends | tensors("attn_q", "ffn_up.3", layers=(3, 4)) | tensors("time_mix_a", "channel_mix_k", "ssm_in")
+        ends
+        | tensors("attn_q", "ffn_up.3", layers=(3, 4))
+        | tensors("time_mix_lerp_w", "channel_mix_receptance", "ssm_in")
     )
-    write_gguf(path, {"general.architecture": "rwkv7"}, given)
+    write_gguf(path, {"general.architecture": "rwkv6"}, given)
     with GGUF(path) as file:
-        words = "RWKV's mixer (WKV) and shifted tokens (channel_mix_k, time_mix_a)"
+        words = "RWKV 6's mixer (WKV) (channel_mix_receptance, time_mix_lerp_w)"
         assert [str(lack) for lack in list_lacks(file)] == [f"layers 0 to 2, 5: {words}"]
         assert beyond_llama_cpp(file) == ""
 

@@ -266,8 +266,8 @@ def test_weights_in_fp8_are_multiplied_by_their_scales(copied, end):
 
 
 def test_kinds_that_are_not_known_are_refused_by_name(copied):
-    with pytest.raises(UnsupportedModel, match="model_type 'rwkv7' are not supported, only apertus"):
-        Folder(copied("llama", model_type="rwkv7"))
+    with pytest.raises(UnsupportedModel, match="model_type 'rwkv6' are not supported, only apertus"):
+        Folder(copied("llama", model_type="rwkv6"))
     assert len(KINDS) >= 40
 
 

@@ -76,9 +76,9 @@ def test_what_can_run_is_fetched(server, has_ranges):
 
 def test_an_architecture_that_is_not_known_is_not_fetched(server, tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "BUILT_IN", registry.BUILT_IN[:1])
-    sizes = {f"rwkv7.{key}": 32 for key in ("embedding_length", "context_length", "block_count")}
-    name = put(server, tmp_path, {"general.architecture": "rwkv7", **sizes})
-    with pytest.raises(PullError, match=f"{name} was not fetched: {name} in .*'rwkv7' is not supported yet"):
+    sizes = {f"rwkv6.{key}": 32 for key in ("embedding_length", "context_length", "block_count")}
+    name = put(server, tmp_path, {"general.architecture": "rwkv6", **sizes})
+    with pytest.raises(PullError, match=f"{name} was not fetched: {name} in .*'rwkv6' is not supported yet"):
         hub.pull(name, check=check_head)
     assert not fetched(server)
     assert hub.models() == []
@@ -123,9 +123,9 @@ def test_a_folder_is_looked_at_first(server):
         server.files[f"org/folder/{path.name}"] = path.read_bytes()
     with hub.head("org/folder") as path, open_weights(path) as file:
         assert read_spec(file).architecture == "llama"
-    config = server.files["org/folder/config.json"].replace(b'"llama"', b'"rwkv7"')
+    config = server.files["org/folder/config.json"].replace(b'"llama"', b'"rwkv6"')
     server.files["org/folder/config.json"] = config
-    with pytest.raises(PullError, match=r"hf:org/folder was not fetched: .*model_type 'rwkv7'"):
+    with pytest.raises(PullError, match=r"hf:org/folder was not fetched: .*model_type 'rwkv6'"):
         hub.pull("org/folder", check=check_head)
     assert not fetched(server)
     assert hub.models() == []

@@ -18,6 +18,7 @@ __all__ = ["ARCHITECTURES", "Layer", "ModelSpec", "Rope", "read_spec"]
 ARCHITECTURES = {
     "apertus": "apertus",
     "arcee": "arcee",
+    "arwkv7": "rwkv7:read_attention_free",
     "bert": "bert",
     "bitnet": "bitnet",
     "bloom": "bloom",
@@ -97,6 +98,7 @@ ARCHITECTURES = {
     "qwen3next": "qwen3next",
     "qwen3vl": "qwen3vl",
     "qwen3vlmoe": "qwen3vl:read_moe",
+    "rwkv7": "rwkv7",
     "seed_oss": "seed_oss",
     "smallthinker": "smallthinker",
     "smollm3": "smollm3",
@@ -112,6 +114,7 @@ DERIVED = ("rope_freqs.weight", "attn_rot_embd.weight")
 OTHER_CONVERTERS = {"gptoss": "gpt-oss"}
 # Tensors that some converters write with further axes of one.
 LOOSE = ("ffn_gate_inp_shexp.weight", "exp_probs_b.bias", "ssm_a", *(f"ssm_conv1d_{x}.weight" for x in "qkv"))
+LOOSE += ("time_mix_lerp_fused.weight", "channel_mix_lerp_k.weight")
 
 
 def read_spec(file: GGUF, context: int | None = None) -> ModelSpec:

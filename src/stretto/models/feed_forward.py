@@ -34,6 +34,13 @@ class Dense:
     down_bias: bool | None = None  # of the last matrix; None: as `bias`, that of the others
     xielu: tuple[float, ...] = ()
     inner_norm: Norm | None = None  # of what the last matrix reads
+    # RWKV's channel mixing: rows of so many numbers, each of which is mixed with the one before it; 0: not.
+    shift: int = 0
+
+    @property
+    def recurrent(self) -> str:
+        """The kind of a feed-forward that keeps a state, the row before; or ""."""
+        return "RWKV channel mixing" if self.shift else ""
 
     @property
     def has_down_bias(self) -> bool:
@@ -42,6 +49,10 @@ class Dense:
 
     def tensors(self, n_embd: int) -> Shapes:
         """The tensors of the file."""
+        if self.shift:
+            key, value = (self.n_ff, n_embd), (n_embd, self.n_ff)
+            found: Shapes = {"channel_mix_key.weight": key, "channel_mix_value.weight": value}
+            return found | {"channel_mix_lerp_k.weight": (n_embd,)}
         s = self.suffix
         rows = {f"ffn_up{s}": self.n_ff * (2 if self.fused else 1), f"ffn_down{s}": n_embd}
         if self.gated and not self.fused:
@@ -55,8 +66,11 @@ class Dense:
         return shapes | (self.inner_norm.tensors(self.n_ff) if self.inner_norm is not None else {})
 
     def slices(self) -> dict[str, Slice]:
-        """Gate and up within a fused tensor."""
+        """Gate and up within a fused tensor; the matrices of channel mixing by the usual names."""
         found: dict[str, Slice] = {}
+        if self.shift:
+            found["ffn_up.weight"] = Slice("channel_mix_key.weight", 0, self.n_ff)
+            found["ffn_down.weight"] = Slice("channel_mix_value.weight", 0, self.shift)
         for kind in ("weight", *(("bias",) if self.bias else ())) if self.fused else ():
             up = f"ffn_up{self.suffix}.{kind}"
             found[f"ffn_gate{self.suffix}.{kind}"] = Slice(up, 0, self.n_ff)

@@ -1,9 +1,9 @@
 """The mixers of a layer, as plain data: they let a token see other tokens.
 
 `Attention` and `Latent` (attention over a compressed cache) read cells. The recurrent ones, `DeltaNet`,
-`KimiDelta`, `Convolution`, `Mamba` and `Mamba2`, keep a state of fixed size instead, which summarises all
-tokens before. Each names the tensors it needs, without the prefix of its layer; `slices` are tensors that are
-parts of others in the file.
+`KimiDelta`, `Convolution`, `Mamba`, `Mamba2` and `TimeMix`, keep a state of fixed size instead, which
+summarises all tokens before. Each names the tensors it needs, without the prefix of its layer; `slices` are
+tensors that are parts of others in the file.
 """
 
 from __future__ import annotations
@@ -445,6 +445,70 @@ class Mamba2:
 
 
 @dataclass(frozen=True)
+class TimeMix:
+    """RWKV 7's time mixing (WKV): a matrix for each head that decays channel by channel, and is corrected.
+
+    What it is made of reads mixtures of a row with the one before it. Decays, the rates of the correction,
+    shares of the first layer's values and gates are each made through a narrow pair of matrices.
+    """
+
+    n_head: int
+    head_size: int
+    decay_rank: int
+    rate_rank: int
+    value_rank: int  # 0: the first layer, whose values the others take a share of
+    gate_rank: int  # 0: no gate
+    norm: Norm | None  # of each head's result
+
+    recurrent = "RWKV-7 time mixing"
+    kv = None
+
+    @property
+    def width(self) -> int:
+        """Numbers of all heads, and of a row."""
+        return self.n_head * self.head_size
+
+    @property
+    def state_floats(self) -> int:
+        """The size of the state: the row before, and the heads' matrices."""
+        return (1 + self.head_size) * self.width
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """The narrow pairs of matrices by their letter in the file."""
+        ranks = {"w": self.decay_rank, "a": self.rate_rank, "v": self.value_rank, "g": self.gate_rank}
+        return {name: rank for name, rank in ranks.items() if rank}
+
+    @property
+    def mixtures(self) -> str:
+        """What each mixture of a row with the one before it is for, in the file's order."""
+        return "rwkvag" if self.gate_rank else "rwkva"
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Tensors that files have for the first layer, and that nothing reads."""
+        return () if self.value_rank else tuple(f"time_mix_v{i}.weight" for i in range(3))
+
+    def tensors(self, n_embd: int) -> Shapes:
+        """The tensors of the file."""
+        width = self.width
+        shapes: Shapes = {"time_mix_lerp_fused.weight": (len(self.mixtures), n_embd)}
+        for name, rank in self.ranks.items():
+            shapes[f"time_mix_{name}1.weight"] = (rank, n_embd)
+            shapes[f"time_mix_{name}2.weight"] = (width, rank)
+            if name != "g":
+                shapes[f"time_mix_{name}0.weight"] = (width,)
+        shapes |= {f"time_mix_{name}.weight": (width,) for name in ("k_k", "k_a", "r_k")}
+        shapes |= {f"time_mix_{name}.weight": (width, n_embd) for name in ("receptance", "key", "value")}
+        shapes["time_mix_output.weight"] = (n_embd, width)
+        return shapes | (self.norm.tensors(width) if self.norm is not None else {})
+
+    def slices(self) -> dict[str, Slice]:
+        """None."""
+        return {}
+
+
+@dataclass(frozen=True)
 class Beside:
     """Two mixers that read the same input; what they give is added."""
 
@@ -475,4 +539,4 @@ class Beside:
         return self.attention.slices()
 
 
-Mixer = Attention | Latent | DeltaNet | KimiDelta | Convolution | Mamba | Mamba2 | Beside
+Mixer = Attention | Latent | DeltaNet | KimiDelta | Convolution | Mamba | Mamba2 | TimeMix | Beside

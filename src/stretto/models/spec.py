@@ -26,6 +26,7 @@ from stretto.models.mixers import (
     Mamba,
     Mamba2,
     Mixer,
+    TimeMix,
 )
 from stretto.models.parts import (
     Head,
@@ -66,6 +67,7 @@ __all__ = [
     "Routing",
     "Streams",
     "Temperature",
+    "TimeMix",
     "plain_layer",
     "sandwich",
 ]
@@ -125,13 +127,14 @@ class Layer:
 
     @property
     def recurrent(self) -> str:
-        """The kind of the layer's recurrent mixer, or ""."""
-        return getattr(self.mixer, "recurrent", "")
+        """The kind of the layer's recurrent mixer or feed-forward, or ""."""
+        found: str = getattr(self.mixer, "recurrent", "") or getattr(self.ffn, "recurrent", "")
+        return found
 
     @property
     def state_floats(self) -> int:
-        """The size of the layer's recurrent state."""
-        return getattr(self.mixer, "state_floats", 0)
+        """The size of the layer's recurrent state: the mixer's, then the feed-forward's."""
+        return getattr(self.mixer, "state_floats", 0) + getattr(self.ffn, "shift", 0)
 
     def tensors(self, n_embd: int) -> Shapes:
         """The names, without the layer's prefix, and shapes of its tensors."""
@@ -153,6 +156,8 @@ class Layer:
         if isinstance(self.mixer, Latent) and self.mixer.chosen_by is not None:
             names = "attn_q_b.weight", "attn_k.weight", "proj.weight", "k_norm.weight", "k_norm.bias"
             return tuple(f"indexer.{name}" for name in names)
+        if isinstance(self.mixer, TimeMix):
+            return self.mixer.unused
         attention = self.attention
         if attention is None or attention.shared is None:
             return ()

@@ -43,6 +43,7 @@ from stretto.models.mixers import (
     Mamba,
     Mamba2,
     Mixer,
+    TimeMix,
 )
 from stretto.models.sites import Kind
 from stretto.models.spec import Layer, ModelSpec
@@ -228,6 +229,8 @@ class ReferenceBackend:
             x = (x + feed_forward.low_rank(layer.low_rank, w, normed)) * np.float32(0.5**0.5)
         if layer.ffn is not None:
             normed = run.tap(i, Kind.FEED_IN, before if layer.parallel else w.norm(layer.ffn_norm, x))
+            if isinstance(layer.ffn, Dense) and layer.ffn.shift:
+                normed = mixers.mix_channels(layer.ffn, w, i, normed, run)
             made = run.tap(i, Kind.FEED_OUT, feed(layer.ffn, w, i, normed, given, run))
             x = x + scale * w.norm(layer.post_ffn_norm, made)
             x = w.norm(layer.ffn_sum_norm, x)
@@ -332,6 +335,7 @@ MIXERS: dict[type, Callable[..., Floats]] = {
     Convolution: mixers.short_convolution,
     Mamba: mixers.mamba,
     Mamba2: mixers.mamba2,
+    TimeMix: mixers.time_mix,
 }
 
 

@@ -225,6 +225,7 @@ class Pass:
     given: bool = False  # the mask is the caller's, also for attention in both directions
     changes: Changes = field(default_factory=dict)  # by adapters
     chosen: dict[int, Mask] = field(default_factory=dict)  # by layers with an indexer: what is attended to
+    first_values: Floats | None = None  # of the first layer with time mixing: float32[n, width]
 
     def tap(self, i: int, kind: Kind, x: Floats) -> Floats:
         """Values at layer i's site of a kind: shown to those who asked for rows, and as they change them."""

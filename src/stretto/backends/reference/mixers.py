@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,25 @@ from stretto.backends.reference.layer import (
     Mask,
     Pass,
     cap,
+    layer_norm,
     rotate,
     sigmoid,
     silu,
     softplus,
 )
 from stretto.errors import InvalidRequest
-from stretto.models.mixers import Attention, Convolution, DeltaNet, Indexer, KimiDelta, Latent, Mamba, Mamba2
+from stretto.models.feed_forward import Dense
+from stretto.models.mixers import (
+    Attention,
+    Convolution,
+    DeltaNet,
+    Indexer,
+    KimiDelta,
+    Latent,
+    Mamba,
+    Mamba2,
+    TimeMix,
+)
 from stretto.models.parts import Norm
 from stretto.models.sites import Kind
 
@@ -303,6 +315,67 @@ def mamba(mixer: Mamba, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floats
             state += (step[row] * mixed[row])[:, None] * b[row]
             out[row] = state @ c[row] + w["ssm_d"] * mixed[row]
     return w.matmul(out * silu(gate), "ssm_out")
+
+
+SQUARED_LENGTH = np.float32(1e-24)  # the least that keys of time mixing are divided by the root of
+DECAY = np.float32(-np.exp(-0.5))  # of a channel that decays fastest, log
+
+
+def time_mix(mixer: TimeMix, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floats:
+    """A matrix for each head whose channels decay, which is corrected towards a token's value at its key."""
+    n, heads = len(x), (mixer.n_head, mixer.head_size)
+    before = np.empty_like(x)
+    for rows, history, _ in _states(run, i, 2, mixer.width):
+        before[rows] = shifted(history[0], x[rows])
+    shares = w["time_mix_lerp_fused.weight"]
+    mixed = {name: x + (before - x) * share for name, share in zip(mixer.mixtures, shares, strict=True)}
+
+    def narrow(name: str, inner: Callable[[Floats], Floats] = np.asarray) -> Floats:
+        made = w.matmul(inner(w.matmul(mixed[name], f"time_mix_{name}1")), f"time_mix_{name}2")
+        return made if name == "g" else made + w[f"time_mix_{name}0.weight"]
+
+    r, k, v = (w.matmul(mixed[name[0]], f"time_mix_{name}") for name in ("receptance", "key", "value"))
+    decays = np.exp(DECAY * sigmoid(narrow("w", np.tanh)))
+    rate = sigmoid(narrow("a"))
+    if run.first_values is None:
+        run.first_values = v
+    else:
+        v = v + (run.first_values - v) * sigmoid(narrow("v"))
+    corrected = (k * w["time_mix_k_k.weight"]).reshape(n, *heads)
+    corrected /= np.sqrt(np.maximum(np.square(corrected).sum(-1, keepdims=True), SQUARED_LENGTH))
+    k = k * (1 + (rate - 1) * w["time_mix_k_a.weight"])
+    r, k, v, decays, rate = (a.reshape(n, *heads) for a in (r, k, v, decays, rate))
+    out = np.empty((n, *heads), np.float32)
+    for rows, _, matrices in _states(run, i, 2, mixer.width):
+        size = mixer.head_size * mixer.width  # what is behind them is the feed-forward's
+        state = matrices[:size].reshape(mixer.n_head, mixer.head_size, mixer.head_size)  # keys, values
+        for row in rows:
+            found = np.einsum("hkv,hk->hv", state, corrected[row])
+            state *= decays[row][:, :, None]
+            state -= (corrected[row] * rate[row])[:, :, None] * found[:, None, :]
+            state += k[row][:, :, None] * v[row][:, None, :]
+            out[row] = np.einsum("hkv,hk->hv", state, r[row])
+    if mixer.norm is not None:
+        weight, bias = (w[f"{mixer.norm.name}.{kind}"].reshape(heads) for kind in ("weight", "bias"))
+        out = layer_norm(out, weight, bias, mixer.norm.eps)
+    own = (r * k * w["time_mix_r_k.weight"].reshape(heads)).sum(-1, keepdims=True) * v
+    out = (out + own).reshape(n, -1)
+    return w.matmul(out * narrow("g", sigmoid) if mixer.gate_rank else out, "time_mix_output")
+
+
+def mix_channels(ffn: Dense, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floats:
+    """What channel mixing reads: normalised rows x, each mixed with the one before it in its text."""
+    before = np.empty_like(x)
+    for rows, _, state in _states(run, i, 1, 0):
+        before[rows] = shifted(state[-ffn.shift :], x[rows])
+    return x + (before - x) * w["channel_mix_lerp_k.weight"]
+
+
+def shifted(last: Floats, x: Floats) -> Floats:
+    """The rows before those of x [n, n_embd], the first of which is `last` [n_embd]; it becomes x's last."""
+    before: Floats = np.concatenate((last[None], x[:-1]))
+    last[:] = x[-1]
+    return before
 
 
 def convolve(history: Floats, x: Floats, taps: Floats, bias: Floats | None = None) -> Floats:

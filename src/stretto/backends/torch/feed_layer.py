@@ -15,7 +15,7 @@ from stretto.backends.torch.launching import launch
 from stretto.backends.torch.matrix import product
 from stretto.backends.torch.rowwise import norm, power_of_two, warps
 from stretto.backends.torch.weights import LayerWeights, Stack
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, Unsupported
 from stretto.models.feed_forward import Dense, Experts, FeedForward, Routing
 
 __all__ = ["Assignment", "Stack", "assign", "expert_product", "mixture", "route"]
@@ -220,6 +220,9 @@ class DenseLayer:
     """down(activation(gate x) × up x), or without a gate down(activation(up x))."""
 
     def __init__(self, ffn: Dense, w: LayerWeights, n_embd: int) -> None:
+        if ffn.shift:
+            reason = f"layers of the kind {ffn.recurrent} on this device; device='cpu' has them"
+            raise Unsupported(reason, param="ffn", value=ffn.recurrent)
         self.ffn, self.dtype = ffn, w.dtype
         gate, up, down = (f"ffn_{name}{ffn.suffix}" for name in ("gate", "up", "down"))
         rows = {gate: ffn.n_ff, up: ffn.n_ff} if ffn.gated else {up: ffn.n_ff}

@@ -15,7 +15,7 @@ from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.weights import LayerWeights
 from stretto.backends.torch.work import TILE, Runs
 from stretto.errors import Unsupported
-from stretto.models.mixers import Convolution, DeltaNet, KimiDelta, Mamba, Mamba2
+from stretto.models.mixers import Convolution, DeltaNet, KimiDelta, Mamba, Mamba2, TimeMix
 from stretto.models.parts import Norm
 
 # Recurrent mixers on a device: each row advances the state in its slot, token after token.
@@ -28,7 +28,7 @@ from stretto.models.parts import Norm
 LENGTH_EPSILON = 1e-6  # of the length that queries and keys of a delta net are divided by
 
 
-Recurrent = DeltaNet | KimiDelta | Convolution | Mamba | Mamba2
+Recurrent = DeltaNet | KimiDelta | Convolution | Mamba | Mamba2 | TimeMix
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,15 @@ class Weights:
 
 def weights_of(mixer: Recurrent, get: Callable[[str], Tensor | None]) -> Weights:
     """A mixer's weights from its layer's tensors: `get(name)` is one in float32 on the device, or None."""
+    if isinstance(mixer, (KimiDelta, Mamba, TimeMix)):
+        reason = f"layers of the kind {mixer.recurrent} on this device; device='cpu' has them"
+        raise Unsupported(reason, param="mixer", value=mixer.recurrent)
     if mixer.kernel - 1 > TILE:
         raise Unsupported(
             f"a convolution over {mixer.kernel} tokens; device='cpu' has it",
             param="kernel",
             value=mixer.kernel,
         )
-    if isinstance(mixer, (KimiDelta, Mamba)):
-        reason = f"layers of the kind {mixer.recurrent} on this device; device='cpu' has them"
-        raise Unsupported(reason, param="mixer", value=mixer.recurrent)
     if isinstance(mixer, Convolution):
         return Weights(_taps(get("shortconv.conv.weight")))
     norm = None if mixer.norm is None else get(_rms_name(mixer.norm))

@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from stretto.errors import ModelError, UnsupportedModel
-from stretto.weights.folders import encoders, experts, gemma, hybrids, latent, layer_norms, llama, mambas
+from stretto.weights.folders import (
+    encoders,
+    experts,
+    gemma,
+    hybrids,
+    latent,
+    layer_norms,
+    llama,
+    mambas,
+    rwkv,
+)
 from stretto.weights.folders.conversion import DEFAULTS, Conversion
 from stretto.weights.folders.quantised import FIELD, check_packed, read_packing
 from stretto.weights.folders.stored import Sources
@@ -137,6 +147,7 @@ KINDS: dict[str, Kind] = {
     "qwen3_vl_text": Kind("qwen3vl", llama.qwen3vl),
     "qwen3_moe": Kind("qwen3moe", experts.qwen3moe),
     "roberta": Kind("bert", encoders.roberta, encoders.PREFIXES, ()),
+    "rwkv7": Kind("rwkv7", rwkv.rwkv7, activations=()),
     "seed_oss": Kind("seed_oss", llama.seed_oss),
     "smallthinker": Kind("smallthinker", experts.smallthinker, activations=("relu",)),
     "smollm3": Kind("smollm3", llama.smollm3),
