@@ -15,9 +15,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import IO, cast
 
 from stretto.errors import Unsupported
 from stretto.evaluation.jail import DEVICES, REFUSED
@@ -37,7 +40,10 @@ LIMITS = {
 }
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 MAX_VERDICT_BYTES = 2000
+MAX_SAID_BYTES = 1 << 14  # that are read of a sandbox
 PASSED = "passed"
+# All processes together may take more memory than there is: then these are the first ones to be killed.
+_KILLED_FIRST = ("/bin/sh", "-c", 'echo 1000 >/proc/self/oom_score_adj; exec "$@"', "sh")
 _PROBE_SECONDS = 30.0
 
 # Run within: limits itself, reads the program from stdin, and says on stdout how it ended. What the program
@@ -80,6 +86,8 @@ def run_python(source: str, seconds: float = WALL_SECONDS) -> Verdict:
     code, said, errors = _run(wrapper, source, seconds)
     if code is None:
         return Verdict(False, f"not done after {seconds:g} seconds")
+    if len(said) > MAX_VERDICT_BYTES:
+        return Verdict(False, "wrote more than a verdict to the pipe of it")
     if said:
         return Verdict(said == PASSED, said)
     if code == REFUSED and errors:  # which a program cannot write to
@@ -108,25 +116,45 @@ def require_sandbox() -> str:
 
 def _run(wrapper: str, source: str, seconds: float) -> tuple[int | None, str, str]:
     """The exit code (None: out of time), what was said, and the errors of one program."""
+    late = threading.Event()
+
+    def stop() -> None:
+        late.set()
+        process.kill()
+
     with tempfile.TemporaryDirectory(prefix="stretto-sandbox-") as folder:
         command = _in_bubblewrap() if wrapper == "bubblewrap" else _in_namespaces(folder)
-        process = subprocess.Popen(
-            command,
+        with subprocess.Popen(
+            [*_KILLED_FIRST, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={},
             cwd="/",
             start_new_session=True,
-        )
-        try:
-            said, errors = process.communicate(source.encode("utf-8", "replace"), seconds)
-        except subprocess.TimeoutExpired:
-            return None, "", ""
-        finally:
-            process.kill()  # and with it all that runs in the sandbox
-            process.communicate()
-    return process.returncode, said.decode("utf-8", "replace"), errors.decode("utf-8", "replace")
+        ) as process:
+            timer = threading.Timer(seconds, stop)
+            timer.start()
+            try:
+                said, errors = _exchange(process, source.encode("utf-8", "replace"))
+            finally:
+                timer.cancel()
+                process.kill()  # and with it all that runs in the sandbox
+    return None if late.is_set() else process.returncode, said, errors
+
+
+def _exchange(process: subprocess.Popen[bytes], given: bytes) -> tuple[str, str]:
+    """What a process says about what it is given, and its errors; no more of both is ever held."""
+    stdin, *pipes = (cast(IO[bytes], pipe) for pipe in (process.stdin, process.stdout, process.stderr))
+    with suppress(BrokenPipeError), stdin:  # it may have ended before
+        stdin.write(given)
+    found = []
+    for pipe in pipes:
+        found.append(pipe.read(MAX_SAID_BYTES))
+        if len(found[-1]) == MAX_SAID_BYTES:  # a program writes to its pipe, for as long as it is read
+            process.kill()
+    said, errors = (one.decode("utf-8", "replace") for one in found)
+    return said, errors
 
 
 def _python() -> str:
