@@ -262,6 +262,38 @@ def test_an_answer_that_was_cut_off_is_asked_again(tmp_path):
     assert run(path).n_now == 2
 
 
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize("text", ["my notes\nare long", "notes", '{"a": 1}\n', "\0" * 99])
+def test_a_file_without_answers_is_never_changed(tmp_path, text, resume):
+    path = tmp_path / "notes"
+    path.write_text(text)
+    with pytest.raises(InvalidRequest, match="does not begin with the settings of a run"):
+        run(path, resume=resume)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "line 3 is not JSON"),
+        ("[" * 100_000, "line 3 is not JSON"),
+        ("[]", "line 3 is no JSON object"),
+        ('{"item": true, "right": {}}', "line 3 is no answer"),
+        ('{"item": 1, "right": {"accuracy": 5}}', "line 3 is no answer"),
+        ('{"item": 1}', "line 3 is no answer"),
+    ],
+)
+def test_damaged_answers_are_refused_by_their_line(tmp_path, line, reason):
+    path = tmp_path / "answers.jsonl"
+    run(path, items=slice(0, 1))
+    with path.open("a") as file:
+        file.write(f"{line}\ncut off")
+    whole = path.read_bytes()
+    with pytest.raises(InvalidRequest, match=f"answers.jsonl.*{reason}"):
+        run(path)
+    assert path.read_bytes() == whole
+
+
 def test_answers_of_another_run_are_kept_apart(tmp_path):
     path = tmp_path / "answers.jsonl"
     run(path)

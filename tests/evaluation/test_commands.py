@@ -67,3 +67,9 @@ def test_questions_are_answered(cli, tmp_path):
     assert code == 0
     assert (found["accuracy"]["value"], found["picked"]) == (1.0, [0])
     assert "normalised accuracy  1.0000" in cli("eval", "mock.gguf", task)[1]
+
+
+def test_one_file_has_the_answers_of_one_benchmark(cli, tmp_path):
+    code, _, errors = cli("eval", "mock.gguf", "arc", "--answers", tmp_path / "answers.jsonl")
+    assert (code, "arc_easy and arc_challenge" in errors) == (2, True)
+    assert list(tmp_path.iterdir()) == []

@@ -80,6 +80,12 @@ def eval_(
     names = SETS.get(word, (word,))
     if names[0] in BENCHMARKS:
         piece = parse_slice(items)
+        if answers is not None and len(names) > 1:
+            raise InvalidRequest(
+                f"{word} is {' and '.join(names)}, each with a file of answers; give --answers with one",
+                param="answers",
+                value=str(answers),
+            )
         for one in names:
             if BENCHMARKS[one].runs_code:
                 check_allowed(one, allow_code)

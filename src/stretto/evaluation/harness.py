@@ -28,6 +28,7 @@ from stretto.llm import LLM
 
 VERSION = 1  # of the prompts and the scoring: answers of others are not continued
 BATCH = 16
+FIRST = b'{"benchmark": "'  # how a file of answers begins
 
 
 @dataclass(frozen=True)
@@ -167,33 +168,63 @@ class AnswersFile:
     """The answers by the number of their question, in a file that only grows.
 
     A line is written at once and is on the disk before the next one; the rest of one that was cut off, by a
-    crash or a full disk, is dropped when the file is read again.
+    crash or a full disk, is dropped when the file is read again. A file of another kind is never changed.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any], resume: bool) -> None:
         self.path = path
         self.answers: dict[int, Answer] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        if lines and not lines[0].startswith(FIRST[: len(lines[0])]):
+            raise self._damaged("does not begin with the settings of a run")
+        cut = [line for line in lines[-1:] if not line.endswith(b"\n")]
+        whole = lines[: len(lines) - len(cut)]
         if not resume:
             path.unlink(missing_ok=True)
-        lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-        if lines and not lines[-1].endswith(b"\n"):
-            os.truncate(path, sum(map(len, lines := lines[:-1])))
-        if not lines:
+            whole = cut = []
+        if whole:
+            self._read(whole, settings)
+        if cut:
+            os.truncate(path, sum(map(len, whole)))
+        if not whole:
             self._write(settings)
-            return
-        self._read(map(_object, lines), settings)
 
-    def _read(self, lines: Iterator[dict[str, Any]], settings: Mapping[str, Any]) -> None:
-        if (found := next(lines)) != dict(settings):
+    def _read(self, lines: Sequence[bytes], settings: Mapping[str, Any]) -> None:
+        """Take the answers of whole lines, if they are of a run with the same settings."""
+        found, *answers = (self._object(line, number) for number, line in enumerate(lines, 1))
+        if found != dict(settings):
             other = [name for name in {**found, **settings} if found.get(name) != settings.get(name)]
             raise InvalidRequest(
                 f"{self.path} has the answers of another run ({', '.join(other)} differ); --no-resume "
                 "begins anew, --answers takes another file",
                 param="answers",
             )
-        for answer in lines:
-            self.answers[int(answer["item"])] = answer
+        for number, answer in enumerate(answers, 2):
+            item, right = answer.get("item"), answer.get("right")
+            if (
+                type(item) is not int
+                or not isinstance(right, dict)
+                or not all(isinstance(one, bool) for one in right.values())
+            ):
+                raise self._damaged(f"line {number} is no answer with its item and what is right")
+            self.answers[item] = answer
+
+    def _object(self, line: bytes, number: int) -> dict[str, Any]:
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise self._damaged(f"line {number} is not JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise self._damaged(f"line {number} is no JSON object")
+        return found
+
+    def _damaged(self, what: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"{self.path} has no answers that can be read: {what}; take another file (--answers), or move "
+            "this one away",
+            param="answers",
+        )
 
     def append(self, number: int, name: str, answer: Answer) -> None:
         """Keep an answer."""
@@ -201,17 +232,11 @@ class AnswersFile:
         self._write(self.answers[number])
 
     def _write(self, value: Mapping[str, Any]) -> None:
-        line = json.dumps(value) + "\n"
+        line = (json.dumps(value) + "\n").encode()
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(descriptor, line.encode())
+            while line:
+                line = line[os.write(descriptor, line) :]
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def _object(line: bytes) -> dict[str, Any]:
-    found = json.loads(line)
-    if not isinstance(found, dict):
-        raise InvalidRequest("a line of the answers is no JSON object", param="answers")
-    return found
