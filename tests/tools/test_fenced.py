@@ -47,6 +47,11 @@ CALLS = {
     "a list": (fenced(f"[{NOW}, {COLD}]"), "", [("now", {}), ("weather", OSLO)]),
     "another order": (fenced('{"arguments": {}, "name": "now"}'), "", [("now", {})]),
     "a fence in an argument": (fenced(call("weather", {"town": "```"})), "", [("weather", {"town": "```"})]),
+    "half of a surrogate pair": (
+        fenced(call("weather", {"town": "Oslo \ud800"})),
+        "",
+        [("weather", {"town": "Oslo \ufffd"})],
+    ),
     "null for no argument": (fenced(call("weather", {**OSLO, "days": None})), "", [("weather", OSLO)]),
     "bare": (COLD, "", [("weather", OSLO)]),
     "two bare ones": (f"{NOW}\n{COLD}\n", "", [("now", {}), ("weather", OSLO)]),

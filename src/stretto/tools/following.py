@@ -17,7 +17,7 @@ from stretto.tools.check import Tool
 from stretto.tools.fenced import FencedFollower, Follower, Quoted, quoted_calls, writes_fenced
 from stretto.tools.format import MARKS, CallFormat, change_texts, is_mark, list_texts, with_marks
 from stretto.tools.json_reading import Malformed, Source, Steps, overlap, quote_text
-from stretto.tools.parsing import CallParser, Event, Receiver, read_json_call
+from stretto.tools.parsing import CallParser, Event, Receiver, read_json_call, replace_surrogates
 
 __all__ = ["CallReader", "read_call"]
 
@@ -214,7 +214,7 @@ class CallFollower(Receiver):
     def finish(self) -> None:
         """It is whole."""
         try:
-            arguments = _clean(json.loads("".join(self._pieces)))
+            arguments = replace_surrogates(json.loads("".join(self._pieces)))
         except (ValueError, RecursionError):
             raise Malformed from None
         name, given = self._now
@@ -312,17 +312,6 @@ def whole_calls(calls: Sequence[ToolCall]) -> list[Event]:
             Event(index=i, arguments=json.dumps(call.arguments, ensure_ascii=False)),
         )
     ]
-
-
-def _clean(value: Any) -> Any:
-    """A value without halves of surrogate pairs, which no text can hold."""
-    if isinstance(value, str):
-        if value.isascii():
-            return value
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, list):
-        return [_clean(one) for one in value]
-    return {_clean(key): _clean(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
 # Parses tool calls in generated text, whole or while it comes.

@@ -343,7 +343,20 @@ def read_json_call(value: Any) -> tuple[str, dict[str, Any], str] | None:
         members.finish()
     except Malformed:
         return None
-    return found.name, json.loads("".join(found.pieces)), found.given
+    return found.name, replace_surrogates(json.loads("".join(found.pieces))), replace_surrogates(found.given)
+
+
+def replace_surrogates(value: Any) -> Any:
+    """A JSON value without halves of surrogate pairs, which no text can hold."""
+    if isinstance(value, str):
+        if value.isascii():
+            return value
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [replace_surrogates(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    return {replace_surrogates(key): replace_surrogates(one) for key, one in value.items()}
 
 
 class _Collector(Receiver):
