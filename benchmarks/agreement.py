@@ -81,6 +81,7 @@ def ask(name, model, tasks, arguments):
                 settings(task),
                 limit=TASKS[task],
                 seed=SEED,
+                items=slice(arguments.limit),
                 progress=show,
             )
 
