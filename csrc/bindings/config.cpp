@@ -122,6 +122,7 @@ AttentionConfig attention_of(const Part& spec, const std::vector<Rope>& ropes, s
         a.length = static_cast<int>(std::min<int64_t>(size_in(t, "length"), INT32_MAX));
         t.check();
     }
+    a.joined = size_in(spec, "joined", 0);
     a.causal = flag_in(spec, "causal");
     a.alibi = nb::cast<std::vector<float>>(spec["alibi"]);
     if (!a.alibi.empty() && a.alibi.size() != a.n_head) fail("a slope for each head is needed");
@@ -439,6 +440,7 @@ Config config_of(const nb::dict& dictionary) {
             const auto n_mix = std::count_if(c.layers.begin(), c.layers.end(), [](const LayerConfig& l) { return l.is_time_mix(); });
             if ((n_mix == 1) != !layer.recurrent.value_rank) fail("all layers of time mixing but the first take its values");
         }
+        if (layer.attention.joined && c.deepstack) fail("a vector is for joined rows or for early layers");
         if (layer.streams.n != c.n_stream()) fail("all layers need the same streams");
         if (layer.latent.chosen_by >= 0) {
             // Of all choices only the last one is kept.

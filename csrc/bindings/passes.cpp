@@ -93,7 +93,7 @@ Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> 
     for (auto [key, value] : vectors) {
         const auto row = nb::cast<int64_t>(key);
         held.push_back(nb::cast<Input1<float>>(value));
-        if (row < 0 || static_cast<size_t>(row) >= input.n || held.back().shape(0) != config.n_embd * (1 + config.deepstack)) {
+        if (row < 0 || static_cast<size_t>(row) >= input.n || held.back().shape(0) != config.n_vector()) {
             fail("a vector does not fit the batch");
         }
         input.vectors[row] = held.back().data();

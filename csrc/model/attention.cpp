@@ -21,13 +21,14 @@ void clip(float* x, size_t n, float most) {
 void Decoder::Walk::attention(size_t layer) {
     const AttentionConfig& a = c_.layers[layer].attention;
     const Layer& w = d_.layers_[layer];
+    const float* rows = a.joined ? join_rows(a.joined) : normed_;
     // q, k and v are one range of work: panels of one after the other.
     if (a.shared >= 0) {
-        products({{&w.q.matrix, plan_.q}}, normed_);
+        products({{&w.q.matrix, plan_.q}}, rows);
     } else if (a.values_are_keys) {
-        products({{&w.q.matrix, plan_.q}, {&w.k.matrix, plan_.k}}, normed_);
+        products({{&w.q.matrix, plan_.q}, {&w.k.matrix, plan_.k}}, rows);
     } else {
-        products({{&w.q.matrix, plan_.q}, {&w.k.matrix, plan_.k}, {&w.v.matrix, plan_.v}}, normed_);
+        products({{&w.q.matrix, plan_.q}, {&w.k.matrix, plan_.k}, {&w.v.matrix, plan_.v}}, rows);
     }
     meet();
     if (a.q_norm.over == Over::kAll || a.k_norm.over == Over::kAll) prepare_whole_rows(layer);
@@ -40,6 +41,23 @@ void Decoder::Walk::attention(size_t layer) {
     if (!in_parts) quantize(plan_.mixed, a.width());
     product(w.o.matrix, plan_.mixed, n_, plan_.added, quantized_);
     meet();
+}
+
+// Normalised rows behind so many further numbers of their vectors, which are zeros for tokens without one.
+const float* Decoder::Walk::join_rows(size_t joined) {
+    const size_t n = c_.n_embd;
+    for (size_t row = first_; row < last_; ++row) {
+        const float* vector = input_.vectors.empty() ? nullptr : input_.vectors[row];
+        float* to = renormed_ + row * (n + joined);
+        if (vector) {
+            std::memcpy(to, vector + n, joined * sizeof(float));
+        } else {
+            std::fill(to, to + joined, 0.0f);
+        }
+        std::memcpy(to + joined, row_of(normed_, row), n * sizeof(float));
+    }
+    quantize(renormed_, n + joined);
+    return renormed_;
 }
 
 // Biases and norms that take a whole row of queries or keys.

@@ -1,6 +1,7 @@
 // What a decoder computes, as plain data: the native side of ModelSpec.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -46,6 +47,7 @@ struct AttentionConfig {
     NormConfig mixed_norm;              // of all heads' results together
     float slope = 0.0f, offset = 0.0f;  // of a temperature by position; slope 0: none
     int length = 1;
+    size_t joined = 0;  // numbers of a row's vector that stand before the normalised row in what it reads
     bool causal = true;        // else rows see their whole view, or less than `window` positions on either side
     std::vector<float> alibi;  // of each head: what scores fall by with each position of distance; empty: nothing
 
@@ -213,6 +215,12 @@ struct Config {
     bool two_way() const {
         for (const LayerConfig& layer : layers) if (layer.has_attention() && !layer.attention.causal) return true;
         return false;
+    }
+    // Numbers of a vector in place of a token.
+    size_t n_vector() const {
+        size_t joined = 0;
+        for (const LayerConfig& layer : layers) joined = std::max(joined, layer.attention.joined);
+        return n_embd * (1 + deepstack) + joined;
     }
     size_t n_stream() const { return layers.empty() ? 1 : layers[0].streams.n; }
     size_t inputs() const { return layers.size() * per_layer.size; }  // numbers of a token, for all layers

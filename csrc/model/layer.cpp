@@ -43,10 +43,11 @@ size_t weights_of(const NormConfig& config, size_t heads, size_t size) {
 }  // namespace
 
 void Tensors::attention(const std::string& prefix, const AttentionConfig& c, size_t n_embd, Layer& to) {
-    linear(prefix + "attn_q", to.q, c.width() * (c.gate ? 2 : 1), n_embd, c.bias);
+    const size_t n_read = n_embd + c.joined;
+    linear(prefix + "attn_q", to.q, c.width() * (c.gate ? 2 : 1), n_read, c.bias);
     if (c.shared < 0) {
-        linear(prefix + "attn_k", to.k, c.kv_width(), n_embd, c.bias);
-        if (!c.values_are_keys) linear(prefix + "attn_v", to.v, c.kv_width(), n_embd, c.bias);
+        linear(prefix + "attn_k", to.k, c.kv_width(), n_read, c.bias);
+        if (!c.values_are_keys) linear(prefix + "attn_v", to.v, c.kv_width(), n_read, c.bias);
     }
     linear(prefix + "attn_output", to.o, n_embd, c.width(), c.output_bias);
     auto head_norm = [&](const NormConfig& config, Norm& norm_to, size_t heads) {

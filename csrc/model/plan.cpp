@@ -32,7 +32,9 @@ Widths widths_of(const Config& config) {
         if (layer.has_attention()) {
             widen(w.q, a.width() * (a.gate ? 2 : 1));
             if (a.gate) widen(w.queries, a.width());
-            widen(w.input, a.width());
+            const size_t joined = a.joined ? config.n_embd + a.joined : 0;
+            widen(w.input, std::max(a.width(), joined));
+            widen(w.joined, joined);
         } else if (layer.mixer == MixerKind::kLatent) {
             const LatentConfig& l = layer.latent;
             widen(w.q, a.n_head * (l.nope_size + l.rope_size));
@@ -294,7 +296,7 @@ void Decoder::carve(Plan& plan) {
         plan.scores = floats(n * most.n_expert);
         plan.chosen = carver.take<int32_t>(pairs);
         plan.chosen_weights = floats(pairs);
-        plan.renormed = floats(most.renorms ? n * c.n_embd : 0);
+        plan.renormed = floats(n * std::max(most.renorms ? c.n_embd : 0, most.joined));
         plan.narrow = floats(n * most.narrow);
         plan.beside = floats(most.has_beside ? n * c.n_embd : 0);
         plan.inputs = floats(n * c.inputs());
@@ -320,7 +322,7 @@ void Decoder::carve(Plan& plan) {
             thread.normed = floats(normed);
             thread.sum = floats(c.n_embd);
             thread.quantized = carver.quantized(columns, most.input, kernels_->lanes(columns));
-            thread.renormed = floats(most.renorms ? c.n_embd : 0);
+            thread.renormed = floats(std::max(most.renorms ? c.n_embd : 0, most.joined));
             thread.narrow = floats(most.narrow);
             thread.inputs = floats(c.inputs());
             thread.streams = floats(n_streams);

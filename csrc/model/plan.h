@@ -85,7 +85,8 @@ struct Decoder::Plan {
     float* scores;            // [n][n_expert]
     int32_t* chosen;          // [n][n_used]
     float* chosen_weights;    // [n][n_used]
-    float* renormed;          // [n][n_embd], what router, experts or the shared one read, if norms are their own
+    float* renormed;          // [n][n_embd], what router, experts or the shared one read, if norms are their own;
+                              // [n][joined], what attention reads that joins rows with their vectors
     float* narrow;            // [n][rank or size of an input]
     float* beside;            // [n][n_embd], what they give
     float* inputs;            // [n][layers × size], of all layers

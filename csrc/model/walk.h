@@ -114,6 +114,7 @@ private:
     void each_group(size_t panels, F f);
 
     void attention(size_t layer);
+    const float* join_rows(size_t joined);
     void attend(size_t layer, bool prepared, bool quantizes);
     void prepare_whole_rows(size_t layer);
     void turn_head(size_t layer, size_t row, const std::vector<float>& bias, const Norm& norm, size_t head, float* x) const;

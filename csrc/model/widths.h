@@ -13,6 +13,7 @@ struct Widths {
     size_t n_expert = 0, n_used = 0, expert_ff = 0;
     size_t projected = 0, inner = 0, recurrent_heads = 0, recurrent_scratch = 0;  // of recurrent mixers
     size_t first_values = 0;
+    size_t joined = 0;      // rows with what stands before them
     bool beside = false;    // attention and a recurrent mixer in one layer
     size_t head_size = 0, group = 0, cached_heads = 0;
     size_t index_heads = 0, index_size = 0, index_q = 0, top_k = 0;  // of indexers

@@ -24,7 +24,8 @@ class Attention:
     each position of distance; or none. `shared`: the layer whose K and V this one reads instead of its own.
     `sinks`: a score for each head that belongs to no cell.
     `gate`: the query projection has a gate beside each head's query, whose sigmoid multiplies the head's
-    result.
+    result. `joined`: so many further numbers of a token's vector stand before the normalised row in what q, k
+    and v read.
     """
 
     n_head: int
@@ -51,6 +52,7 @@ class Attention:
     chunked: bool = False
     clip: float = 0.0
     mixed_norm: Norm | None = None  # of all heads' results together, before the projection of the output
+    joined: int = 0
 
     @property
     def reach(self) -> int | None:
@@ -76,7 +78,7 @@ class Attention:
         rows = self._rows()
         if self.fused:
             rows = {"attn_qkv": sum(rows.values())}
-        shapes: Shapes = {f"{name}.weight": (n, n_embd) for name, n in rows.items()}
+        shapes: Shapes = {f"{name}.weight": (n, n_embd + self.joined) for name, n in rows.items()}
         shapes["attn_output.weight"] = (n_embd, self.n_head * self.head_size)
         if self.bias:
             shapes |= {f"{name}.bias": (n,) for name, n in rows.items()}

@@ -232,8 +232,9 @@ class ModelSpec:
 
     @property
     def n_vector(self) -> int:
-        """Numbers of a vector in place of a token's embedding: the embedding, and what early layers add."""
-        return self.n_embd * (1 + self.deepstack)
+        """Numbers of a vector in place of a token's embedding: that, and what layers take besides."""
+        joined = max((getattr(layer.mixer, "joined", 0) for layer in self.layers), default=0)
+        return self.n_embd * (1 + self.deepstack) + joined
 
     @property
     def has_grid_positions(self) -> bool:

@@ -239,6 +239,13 @@ class Pass:
                 x[tap.rows] = tap.values
         return x
 
+    def beside_rows(self, n: int, size: int) -> Floats:
+        """float32[n, size]: the last numbers of the rows' vectors, zeros for tokens without one."""
+        found = np.zeros((n, size), np.float32)
+        for row, vector in self.batch.vectors.items():
+            found[row] = vector[-size:]
+        return found
+
     @property
     def positions(self) -> Ints:
         """The position of each row."""

@@ -39,6 +39,8 @@ from stretto.models.sites import Kind
 def mix_attention(mixer: Attention, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floats:
     """Attention of normalised rows x to their cells; K and V of the rows are written first."""
     n = len(x)
+    if mixer.joined:
+        x = np.concatenate([run.beside_rows(n, mixer.joined), x], axis=1)
     q = _clipped(mixer, w.matmul(x, "attn_q")).reshape(n, mixer.n_head, -1)
     gate = q[..., mixer.head_size :]
     q = _turned(q[..., : mixer.head_size], mixer.q_norm, mixer, w, run)
