@@ -237,7 +237,10 @@ def test_a_callback_that_computes_a_sequence_finds_drafts_in_order():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"draft": "look"}, "draft must be 'lookup', 'suffix', 'mtp' or a Drafter"),
+        (
+            {"draft": "look"},
+            "draft must be 'lookup', 'suffix', 'mtp', the path of an EAGLE-3 head, or a Drafter",
+        ),
         ({"draft": 3}, "draft must be"),
         ({"draft": Script(None, most=0)}, "draft.most"),
         ({"draft": "lookup", "loop": "fused"}, "drafts are verified by the Python loop"),

@@ -141,7 +141,7 @@ def test_each_draft_is_of_the_states_of_its_own_text(name, monkeypatch):
         batch.place(Cells(CELLS, Slots(8)) if backend.spec.recurrent else Cells(CELLS))
         backend.clear_slots(np.arange(8))
         backend.forward(batch)
-        normed = head.norm(shown.values)
+        normed = head.fuse(shown.values)
         before = np.concatenate([np.zeros_like(normed[:1]), normed[:-1]])
         batch = Batch()
         for position, vector in enumerate(head.join(tokens, before)):

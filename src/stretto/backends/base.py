@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -14,6 +15,7 @@ from stretto.backends.batch import Adapts, Batch, Decoding, LoRA, Mix, Tap
 from stretto.errors import Unsupported
 from stretto.hooks import NativeHook
 from stretto.models.parts import POOLINGS, Head, Pooling
+from stretto.models.sites import Site
 from stretto.models.spec import ModelSpec
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.sampler import RandomStream
@@ -276,22 +278,26 @@ class Projects(Protocol):
 
 
 class NextHead(Protocol):
-    """A model's layer for drafts, which predicts the token after the next one (MTP)."""
+    """A layer that drafts from a model's hidden states: the model's own (MTP), or a head for it (EAGLE-3)."""
+
+    sites: tuple[Site, ...]  # where it reads the states of the model's tokens
+    skips_unknown: bool  # it makes no cell of a token before which no state is known; else of zeros
+    ids: NDArray[np.int64] | None  # the model's token for each of its logits; None: they are the same
 
     def open(self, n_cells: int) -> None:
         """Have room for so many tokens; it is opened once."""
         ...
 
-    def norm(self, states: Floats) -> Floats:
-        """The decoder's hidden states behind its last norm: float32[n, n_embd]."""
+    def fuse(self, states: Floats) -> Floats:
+        """float32[n, n_embd]: what it keeps of the states at its sites, which stand one behind the other."""
         ...
 
     def join(self, tokens: Sequence[int], states: Floats) -> Floats:
-        """float32[n, n_embd]: what the layer reads, of tokens and the normed states of those before them."""
+        """What the layer reads for each token, of the fused state of the one before it, or of its own."""
         ...
 
     def forward(self, batch: Batch) -> tuple[Floats, Floats]:
-        """Logits of the wanted rows, and the states of all rows behind the layer's own last norm."""
+        """Logits of the wanted rows, and of all rows the states that tokens behind them are joined with."""
         ...
 
     def close(self) -> None:
@@ -304,6 +310,13 @@ class HasNextHead(Protocol):
     """The part of a backend that runs a model's layer for drafts beside the decoder."""
 
     next_head: NextHead | None  # of the model, if it has one
+
+
+@runtime_checkable
+class OpensHeads(Protocol):
+    """The part of a backend that runs heads for drafts from files of their own."""
+
+    open_head: Callable[[Path], NextHead] | None  # None where the model was not opened from a file
 
 
 @runtime_checkable

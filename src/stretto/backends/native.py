@@ -8,6 +8,7 @@ else is in the batch, in however many chunks and with however many threads they 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -53,7 +54,8 @@ class NativeBackend:
 
     name = "native"
     capabilities = Capabilities(attention=True, sites=True, fused=True, ahead=True)
-    next_head: NextHead | None = None  # set by who opens the file
+    next_head: NextHead | None = None  # set by who opens the file, as is the next
+    open_head: Callable[[Path], NextHead] | None = None
 
     def __init__(
         self,

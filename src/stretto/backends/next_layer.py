@@ -5,7 +5,7 @@ It reads the file's tensors where they are: the output matrix is not in memory t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stretto.backends.base import Batch, Projects
 from stretto.models.next_tokens import JOIN, NextLayer, read_next_layer
-from stretto.models.sites import list_sites
+from stretto.models.sites import Site, list_sites
 from stretto.models.spec import ModelSpec
 from stretto.weights import formats
 from stretto.weights.gguf import GGUF
@@ -38,19 +38,21 @@ class LayerBackend(Projects, Protocol):
 OpenLayer = Callable[[GGUF, ModelSpec, int], LayerBackend]
 
 
-class _LayerFile(GGUF):
-    """Tensors of an open file under other names; the system keeps or evicts their pages as it likes."""
+class LayerFile(GGUF):
+    """Tensors of open files under other names; the system keeps or evicts their pages as it likes."""
 
-    def __init__(self, file: GGUF, tensors: dict[str, Tensor]) -> None:
-        self.path, self.metadata, self.tensors = file.path, file.metadata, tensors
+    def __init__(self, file: GGUF, tensors: Mapping[str, Tensor]) -> None:
+        self.path, self.metadata, self.tensors = file.path, file.metadata, dict(tensors)
         self._paths = file.files
 
     @property
     def files(self) -> tuple[Path, ...]:
+        """The files of the tensors."""
         return self._paths
 
     @property
     def nbytes(self) -> int:
+        """The size of the tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def forget(self, tensor: Tensor | None = None, end: int | None = None) -> None:
@@ -63,14 +65,19 @@ class _LayerFile(GGUF):
 class NextHead:
     """The layer, opened when the first request drafts with it."""
 
+    sites: tuple[Site, ...]
+    skips_unknown = False
+    ids: NDArray[np.int64] | None = None
+
     def __init__(self, file: GGUF, spec: ModelSpec, layer: NextLayer, open_layer: OpenLayer) -> None:
-        self._file = _LayerFile(file, {name: file.tensors[at] for name, at in layer.names.items()})
+        self._file = LayerFile(file, {name: file.tensors[at] for name, at in layer.names.items()})
         self._spec, self._layer, self._open = spec, layer, open_layer
         self._embeddings = file.tensors["token_embd.weight"]
         names = layer.embedding_norm, layer.state_norm, "output_norm.weight"
         self._norms = [file.tensors[name].dequantize() for name in names]
         self._own_norm = file.tensors[layer.names["output_norm.weight"]].dequantize()
         self._site = list_sites(layer.spec)["layers.0.residual"]
+        self.sites = (list_sites(spec)[f"layers.{spec.n_layer - 1}.residual"],)
         self._backend: LayerBackend | None = None
 
     def open(self, n_cells: int) -> None:
@@ -82,12 +89,11 @@ class NextHead:
         """float32[n, n_embd]: what the layer reads, of tokens and the normed states of those before them."""
         assert isinstance(self._backend, Projects)
         of_tokens, of_states, _ = self._norms
-        data = self._embeddings.data.reshape(self._spec.n_vocab, -1)[np.asarray(tokens)]
-        embedded = formats.dequantize(data, self._embeddings.format) * np.float32(self._spec.embedding_scale)
+        embedded = embed(self._embeddings, tokens) * np.float32(self._spec.embedding_scale)
         both = np.concatenate([self._rms(embedded, of_tokens), self._rms(states, of_states)], axis=1)
         return self._backend.project(JOIN, both)
 
-    def norm(self, states: Floats) -> Floats:
+    def fuse(self, states: Floats) -> Floats:
         """The decoder's hidden states behind its last norm."""
         return self._rms(states, self._norms[2])
 
@@ -104,11 +110,23 @@ class NextHead:
             self._backend = None
 
     def _rms(self, x: Floats, weight: Floats) -> Floats:
-        norm = self._layer.spec.output_norm
-        assert norm is not None
-        root = np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(norm.eps))
-        made: Floats = (x / root * weight).astype(np.float32)
-        return made
+        return norm_rows(x, weight, self._layer.spec)
+
+
+def embed(matrix: Tensor, tokens: Sequence[int]) -> Floats:
+    """float32[n, n_embd]: rows of a matrix of embeddings."""
+    found: Floats = formats.dequantize(
+        matrix.data.reshape(matrix.shape[0], -1)[np.asarray(tokens)], matrix.format
+    )
+    return found
+
+
+def norm_rows(x: Floats, weight: Floats, spec: ModelSpec) -> Floats:
+    """Rows divided by the roots of their mean squares, times weights, as a model's last norm does it."""
+    assert spec.output_norm is not None
+    root = np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(spec.output_norm.eps))
+    made: Floats = (x / root * weight).astype(np.float32)
+    return made
 
 
 def find_next_head(file: GGUF, spec: ModelSpec, open_layer: OpenLayer) -> NextHead | None:

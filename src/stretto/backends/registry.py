@@ -18,10 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
 from stretto.backends.base import PROVIDERS, Backend, BackendOptions
+from stretto.backends.eagle import open_eagle_head
 from stretto.backends.next_layer import find_next_head
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.hardware import kernel_sets
@@ -93,11 +95,14 @@ def _native(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
     )
 
     def open_layer(part: GGUF, alone: ModelSpec, n_cells: int) -> NativeBackend:
+        # The model's own matrices are in memory already; those of a head in a file of its own are packed.
+        repack = part.path != file.path
         return NativeBackend(
-            part, alone, n_cells, options.threads, options.kv, repack=False, precision=options.precision
+            part, alone, n_cells, options.threads, options.kv, repack=repack, precision=options.precision
         )
 
     backend.next_head = find_next_head(file, spec, open_layer)
+    backend.open_head = partial(open_eagle_head, file.path, spec, open_layer)
     return backend
 
 
@@ -116,6 +121,7 @@ def _reference(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
         )
     backend = ReferenceBackend(file, spec, options.cells, options.n_slots(4 * spec.state_floats))
     backend.next_head = find_next_head(file, spec, ReferenceBackend)
+    backend.open_head = partial(open_eagle_head, file.path, spec, ReferenceBackend)
     return backend
 
 

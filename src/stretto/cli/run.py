@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +24,7 @@ from stretto.cli.generation import (
 from stretto.cli.options import load_adapters, model_names
 from stretto.cli.output import print_json
 from stretto.cli.prompts import join_prompt, model_and_prompt
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, StrettoError
 from stretto.options.generating import OPTIONS
 from stretto.options.loading import MACHINE
 
@@ -225,9 +225,20 @@ def _drafter(draft: str, stack: ExitStack, machine: dict[str, Any]) -> Any:
     """The value of `draft=`: the name of a drafter, or one with a model of its own."""
     from stretto import DraftModel
 
-    if draft in ("lookup", "suffix", "mtp"):
+    if draft in ("lookup", "suffix", "mtp") or _is_head(draft):
         return draft
     return DraftModel(stack.enter_context(open_llm(draft, **machine)))
+
+
+def _is_head(draft: str) -> bool:
+    """Whether a path is that of an EAGLE-3 head, and not of a model."""
+    from stretto.weights.folder import open_weights
+
+    with suppress(StrettoError, OSError, ValueError):  # of anything else, loading tells what it is
+        if Path(draft).exists():
+            with open_weights(draft) as file:
+                return file.metadata.get("general.architecture") == "eagle3"
+    return False
 
 
 def _say(llm: LLM, asked: Any, settings: dict[str, Any], reasoning: bool | None, stats: bool | None) -> Any:

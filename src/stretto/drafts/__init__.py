@@ -2,6 +2,8 @@
 
     llm.generate(prompt, draft="lookup")                        # n-grams of the text so far
     llm.generate(prompt, draft="suffix")                        # its longest repeated end, cached texts too
+    llm.generate(prompt, draft="mtp")                           # the model's own layer for drafts
+    llm.generate(prompt, draft="path/to/head")                  # an EAGLE-3 head
     llm.generate(prompt, draft=stretto.DraftModel(small))       # a smaller model
     llm.generate(prompt, draft="lookup", draft_branches=3)      # a tree of three continuations
 
@@ -13,7 +15,7 @@ cells after it are removed. A rejected token costs time and changes nothing. A d
 
 from stretto.drafts.base import BranchProposer, CacheDrafter, Drafter, DraftTree, Guesser, Proposer
 from stretto.drafts.lookup import PromptLookup, SuffixLookup
-from stretto.drafts.model import DraftModel, NextTokenDrafts
+from stretto.drafts.model import DraftModel, HeadDrafts, NextTokenDrafts
 
 __all__ = [
     "BranchProposer",
@@ -22,6 +24,7 @@ __all__ = [
     "DraftTree",
     "Drafter",
     "Guesser",
+    "HeadDrafts",
     "NextTokenDrafts",
     "PromptLookup",
     "Proposer",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -78,6 +80,25 @@ class NextTokenDrafts:
     def begin(self, tokenizer: Tokenizer) -> ModelProposer:
         """The engine makes its proposers: they need the hidden states of passes."""
         raise InvalidRequest("draft='mtp' is for requests of the model that has the layer", param="draft")
+
+
+class HeadDrafts:
+    """Drafts by an EAGLE-3 head that was trained for the model: a Hugging Face folder or a GGUF file.
+
+    llm.generate(prompt, draft="path/to/head")                        # the same as
+    llm.generate(prompt, draft=stretto.drafts.HeadDrafts("path/to/head"))
+    """
+
+    def __init__(self, path: str | os.PathLike[str], most: int = 4) -> None:
+        check_integer("most", most, 1, 256)
+        self.most = int(most)
+        self.path = Path(path).expanduser().resolve()
+        if not self.path.exists():
+            raise InvalidRequest(f"there is no head for drafts at {self.path}", param="draft", value=path)
+
+    def begin(self, tokenizer: Tokenizer) -> ModelProposer:
+        """The engine makes its proposers: they need the hidden states of passes."""
+        raise InvalidRequest("heads are for requests of the model that they were made for", param="draft")
 
 
 class ModelProposer:

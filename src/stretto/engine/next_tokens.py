@@ -1,9 +1,9 @@
-"""Drafts by the layer that a model has for them (`draft="mtp"`): its cells, and one text's drafts.
+"""Drafts by a head that reads hidden states (`draft="mtp"`, EAGLE-3): its cells, and one text's drafts.
 
-The layer's cell of a token is made of the token and the decoder's hidden state of the token before, which
-comes out of the pass that computed that one. Texts share such cells by their tokens as in the prefix cache,
+The head's cell of a token is made of the token and the decoder's hidden states of the token before, which
+come out of the pass that computed that one. Texts share such cells by their tokens as in the prefix cache,
 within their domain. Drafts change no token of a text, so where a state is not known (of a token whose
-K and V were cached by a request without drafts) the layer does without it.
+K and V were cached by a request without drafts) the head does without it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from stretto.cache.cells import Cells
 from stretto.cache.prefix import Domain, PrefixCache
 from stretto.cache.radix import common
 from stretto.errors import CacheFull
-from stretto.models.sites import Site
 
 Floats = NDArray[np.float32]
 CHUNK = 256  # tokens in a pass of the layer, and states that wait for one
@@ -27,7 +26,7 @@ LEAST = 0.3  # probability of a token that is drafted
 
 
 class HeadCells:
-    """The cells of a model's layer for drafts; callers hold the runner's lock."""
+    """The cells of a head that drafts; callers hold the runner's lock."""
 
     def __init__(self, head: NextHead, n_cells: int, ends: frozenset[int]) -> None:
         head.open(n_cells)
@@ -57,10 +56,10 @@ class HeadCells:
     def run(self, text: NextTokens, tokens: list[int], start: int, states: Floats) -> tuple[Floats, Floats]:
         """Compute tokens from a position on; the logits behind the last one, and its state."""
         if self.cells.n_free < len(tokens) and not self.prefixes.evict(len(tokens)):
-            raise CacheFull("the layer for drafts has no free cell", n_needed=len(tokens), n_free=0)
+            raise CacheFull("the head for drafts has no free cell", n_needed=len(tokens), n_free=0)
         vectors, batch = self.head.join(tokens, states), Batch()
-        for i, (token, vector) in enumerate(zip(tokens, vectors, strict=True)):
-            batch.add_vector(vector, start + i, (text.id,), token=int(token), logits=i == len(tokens) - 1)
+        for i, vector in enumerate(vectors):
+            batch.add_vector(vector, start + i, (text.id,), logits=i == len(tokens) - 1)
         try:
             self.cells.hold()
             batch.place(self.cells)
@@ -75,8 +74,8 @@ class HeadCells:
 class NextTokens:
     """Drafts for one text, whose hidden states it is given pass by pass."""
 
-    def __init__(self, cells: HeadCells, domain: Domain, site: Site) -> None:
-        self.id, self.domain, self.site = cells.new_id(), domain, site
+    def __init__(self, cells: HeadCells, domain: Domain) -> None:
+        self.id, self.domain, self.sites = cells.new_id(), domain, cells.head.sites
         self._cells = cells
         self._tokens: list[int] = []  # of which it has cells, or will never have
         self._n_exact = 0  # the first of them that all have cells, from states that were known
@@ -93,7 +92,7 @@ class NextTokens:
 
     def take_states(self, tokens: list[int], first: int, states: Floats) -> None:
         """Take the states of the tokens from an index on, which a pass has just computed."""
-        states = self._cells.head.norm(states)
+        states = self._cells.head.fuse(states)
         known = self._states
         if known is None or not self._first <= first <= self._first + len(known):
             self._first, self._states = first, states
@@ -103,7 +102,7 @@ class NextTokens:
             self._guarded(tokens)
 
     def propose(self, tokens: list[int], most: int) -> list[int]:
-        """The layer's most probable continuation, as far as it is probable."""
+        """The head's most probable continuation, as far as it is probable."""
         draft: list[int] = []
         found = self._guarded(tokens)
         n = len(tokens)
@@ -112,8 +111,9 @@ class NextTokens:
         try:
             for position in range(n, n + most):
                 row, state = found
-                token = int(row.argmax())
-                if token in self._cells.ends or np.exp(row - row[token]).sum() * LEAST > 1:
+                best = int(row.argmax())
+                token = best if self._cells.head.ids is None else int(self._cells.head.ids[best])
+                if token in self._cells.ends or np.exp(row - row[best]).sum() * LEAST > 1:
                     break
                 draft.append(token)
                 if len(draft) < most:
@@ -146,14 +146,19 @@ class NextTokens:
             del self._tokens[n:]
             if n <= self._n_exact:
                 self._n_exact, self._is_whole = n, True
-        # Token i needs the state of i - 1. Where that is not known, the layer starts with a state of zeros
-        # at the first token that was computed for this request.
+        # Token i needs the state of i - 1. Where that is not known, at the first token that was computed for
+        # this request, the head starts with a state of zeros, or with the token behind it.
         states = self._states[: max(0, len(tokens) - 1 - self._first)]
         stop = self._first + len(states) + 1
         found = None
         if n < self._first:
             self._is_whole = False
             self._tokens, n = list(tokens[: self._first]), self._first
+        if n == self._first and n < len(tokens) and self._cells.head.skips_unknown:
+            self._tokens.append(tokens[n])
+            n += 1
+            if self._is_whole:
+                self._n_exact = n
         while n < min(stop, len(tokens)):
             end = min(n + CHUNK, stop, len(tokens))
             several = states[max(0, n - 1 - self._first) : end - 1 - self._first]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -212,7 +214,7 @@ def _drafter(options: Mapping[str, Any]) -> Drafter | None:
                 value=branches,
             )
         return None
-    from stretto.drafts import Drafter, NextTokenDrafts, PromptLookup, SuffixLookup
+    from stretto.drafts import Drafter, HeadDrafts, NextTokenDrafts, PromptLookup, SuffixLookup
 
     if isinstance(draft, str):
         named: dict[str, Callable[[], Drafter]] = {
@@ -220,9 +222,14 @@ def _drafter(options: Mapping[str, Any]) -> Drafter | None:
             "suffix": SuffixLookup,
             "mtp": NextTokenDrafts,
         }
-        draft = named[draft]() if draft in named else draft
+        if draft in named:
+            draft = named[draft]()
+        else:
+            with suppress(OSError, ValueError, RuntimeError):  # no path at all is no head
+                draft = HeadDrafts(draft) if draft and Path(draft).expanduser().exists() else draft
     if not isinstance(draft, Drafter):
-        raise wrong_value("draft", draft, "'lookup', 'suffix', 'mtp' or a Drafter such as DraftModel(llm)")
+        kinds = "'lookup', 'suffix', 'mtp', the path of an EAGLE-3 head, or a Drafter such as DraftModel(llm)"
+        raise wrong_value("draft", draft, kinds)
     check_integer("draft.most", draft.most, 1, 256, param="draft")
     return draft
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -118,7 +119,9 @@ class Runner(CellPool):
         self.history = History(self.metrics)
         self.adapters = Adapters(backend, self.tracks)
         self.images: Images | None = None  # makes tokens of images, if the model has a vision encoder
-        self.head_cells: HeadCells | None = None  # of the model's layer for drafts, once one is wanted
+        self.heads: dict[
+            Path | None, HeadCells
+        ] = {}  # that draft, by their files; None: the model's own layer
         self.maps: Collection[GuardedMap] = ()  # files that stay mapped
         self._n_broken = 0
         self._is_forked = False
@@ -156,7 +159,7 @@ class Runner(CellPool):
             return len(work)
         batch = Batch()
         wanted: list[tuple[Source, int, int]] = []  # how many rows and tokens of each
-        shown: list[tuple[TakesStates, list[int], int, Tap]] = []  # hidden states for layers for drafts
+        shown: list[tuple[TakesStates, list[int], int, list[Tap]]] = []  # hidden states for heads that draft
         for source, n in work:
             first = len(batch)
             wanted.append((source, source.fill(batch, n), len(batch) - first))
@@ -164,8 +167,8 @@ class Runner(CellPool):
             if source.track.taps is not None:
                 source.track.taps.ask(batch, first, source.track.n_placed, source.track.tokens)
             if (taker := source.track.states) is not None:
-                tap = batch.tap(taker.site, range(first, len(batch)))
-                shown.append((taker, source.track.tokens, source.track.n_placed, tap))
+                taps = [batch.tap(site, range(first, len(batch))) for site in taker.sites]
+                shown.append((taker, source.track.tokens, source.track.n_placed, taps))
         (_, rows), start = self.run_batch(self._placing(batch), self._rows_of(hidden)), 0
         for source, n_rows, n in wanted:
             if n > source.step_tokens:
@@ -178,8 +181,10 @@ class Runner(CellPool):
             start += n_rows
             if source.track.checkpoints is not None:
                 source.track.checkpoints.mark(source.track.n_placed, len(source.track))
-        for taker, tokens, place, tap in shown:
-            taker.take_states(tokens, place, tap.values)
+        for taker, tokens, place, taps in shown:
+            several = [tap.values for tap in taps]
+            states = several[0] if len(several) == 1 else np.concatenate(several, axis=1)
+            taker.take_states(tokens, place, states)
         return len(batch)
 
     def _run_last(self, sources: list[Source]) -> None:
@@ -372,6 +377,8 @@ class Runner(CellPool):
         """Free the backend and the vision encoder."""
         self.closed = True
         self.orphans.clear()
+        for cells in self.heads.values():
+            cells.head.close()
         self.backend.close()
         if self.images is not None:
             self.images.close()

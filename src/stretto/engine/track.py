@@ -195,12 +195,15 @@ class TakesStates(Protocol):
     """What wants the hidden states of a track's tokens, as passes compute them."""
 
     @property
-    def site(self) -> Site:
-        """Where they are: behind the last layer."""
+    def sites(self) -> tuple[Site, ...]:
+        """Where they are."""
         ...
 
     def take_states(self, tokens: list[int], first: int, states: Floats) -> None:
-        """Take those of the tokens from an index on, drafted ones included: float32[n, n_embd]."""
+        """Take those of the tokens from an index on, drafted ones included: float32[n, width].
+
+        Those of several sites stand one behind the other.
+        """
         ...
 
 

@@ -60,7 +60,7 @@ class Keywords(SamplingOptions, total=False):
     overflow: Literal["error", "shift"]
     keep: int
     edits: Literal["recompute", "shift", "heal"]
-    draft: Drafter | Literal["lookup", "suffix", "mtp"] | None
+    draft: Drafter | str | None
     draft_branches: int
     reasoning: bool
     reasoning_budget: int | None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +74,8 @@ class ReferenceBackend:
     precision = "exact"
     capabilities = Capabilities(attention=True, sites=True)
     active_threads = 1
-    next_head: NextHead | None = None  # set by who opens the file
+    next_head: NextHead | None = None  # set by who opens the file, as is the next
+    open_head: Callable[[Path], NextHead] | None = None
 
     def __init__(self, file: GGUF, spec: ModelSpec, n_cells: int, n_slots: int = 1) -> None:
         self.spec = spec

@@ -7,16 +7,16 @@ has the logits that a step of its own would have given, bit for bit where the ba
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stretto.backends.base import HasNextHead
+from stretto.backends.base import Backend, HasNextHead, NextHead, OpensHeads
 from stretto.drafts.base import BranchProposer, CacheDrafter, Drafter, DraftLength, DraftTree, Proposer
-from stretto.drafts.model import NextTokenDrafts
+from stretto.drafts.model import HeadDrafts, NextTokenDrafts
 from stretto.engine.next_tokens import HeadCells, NextTokens
 from stretto.engine.runner import Runner
 from stretto.engine.track import Track
 from stretto.errors import InvalidRequest, Unsupported
-from stretto.models.sites import list_sites
 from stretto.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -39,8 +39,9 @@ class Speculation:
         self._track = track
         self.n_drafted = self.n_accepted = 0  # tokens
         self._proposer: Proposer
-        if isinstance(drafter, NextTokenDrafts):
-            self._proposer = track.states = _follow(runner, track, tokenizer.end_ids)
+        if isinstance(drafter, NextTokenDrafts | HeadDrafts):
+            path = drafter.path if isinstance(drafter, HeadDrafts) else None
+            self._proposer = track.states = _follow(runner, track, path, tokenizer.end_ids)
         elif isinstance(drafter, CacheDrafter):
             self._proposer = drafter.begin_among(tokenizer, self._cached)
         else:
@@ -110,31 +111,44 @@ def _check_trees(runner: Runner) -> None:
         raise runner.slots.unsupported("a tree of drafts", "leave draft_branches out")
 
 
-def _follow(runner: Runner, track: Track, ends: frozenset[int]) -> NextTokens:
-    """Drafts for one text; `Unsupported` if the model or the backend has no layer for them."""
-    backend = runner.backend
+def _follow(runner: Runner, track: Track, path: Path | None, ends: frozenset[int]) -> NextTokens:
+    """Drafts for one text, by the head in a file or by the model's own; `Unsupported` if there is none."""
+    value = "mtp" if path is None else str(path)
     if track.has_images:
         raise Unsupported(
-            "layers for drafts (MTP) read texts without images; leave draft out, or the images",
+            "heads for drafts (MTP, EAGLE-3) read texts without images; leave draft out, or the images",
             param="draft",
-            value="mtp",
+            value=value,
         )
+    with runner.lock:
+        if path not in runner.heads:
+            head = _model_head(runner.backend) if path is None else _open_head(runner.backend, path)
+            runner.heads[path] = HeadCells(head, len(runner.cells), ends)
+        return NextTokens(runner.heads[path], track.domain)
+
+
+def _model_head(backend: Backend) -> NextHead:
     if not isinstance(backend, HasNextHead):
-        raise Unsupported(
-            f"the {backend.name} backend does not run layers for drafts (MTP); backend='native' does, and "
-            "draft='lookup' works with all",
-            param="draft",
-            value="mtp",
-        )
-    head = backend.next_head
-    if head is None:
+        raise _not_run(backend, "layers for drafts (MTP)", "mtp")
+    if backend.next_head is None:
         raise Unsupported(
             "the model's file has no layer for drafts (MTP, nextn); draft='lookup' or 'suffix' needs none",
             param="draft",
             value="mtp",
         )
-    with runner.lock:
-        if runner.head_cells is None:
-            runner.head_cells = HeadCells(head, len(runner.cells), ends)
-        site = list_sites(runner.spec)[f"layers.{runner.spec.n_layer - 1}.residual"]
-        return NextTokens(runner.head_cells, track.domain, site)
+    return backend.next_head
+
+
+def _open_head(backend: Backend, path: Path) -> NextHead:
+    if not isinstance(backend, OpensHeads) or backend.open_head is None:
+        raise _not_run(backend, "heads for drafts (EAGLE-3)", str(path))
+    return backend.open_head(path)
+
+
+def _not_run(backend: Backend, what: str, value: str) -> Unsupported:
+    return Unsupported(
+        f"the {backend.name} backend does not run {what}; backend='native' does, and draft='lookup' works "
+        "with all",
+        param="draft",
+        value=value,
+    )

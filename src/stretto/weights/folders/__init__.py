@@ -9,6 +9,7 @@ from typing import Any
 
 from stretto.errors import ModelError, UnsupportedModel
 from stretto.weights.folders import (
+    eagle,
     encoders,
     experts,
     gemma,
@@ -158,6 +159,8 @@ KINDS: dict[str, Kind] = {
 
 def convert(config: Fields, shards: list[Shard], folder: Path) -> Conversion:
     """The metadata and tensors of a folder; `UnsupportedModel` for a kind that has no converter."""
+    if eagle.is_head(config):
+        return eagle.convert_head(config, shards, folder)
     config = _text_config(config)
     name = config.text("model_type")
     if name not in KINDS:

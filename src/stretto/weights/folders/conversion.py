@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stretto.errors import ModelError
 from stretto.weights.folders.stored import Sources
+from stretto.weights.formats import Format
 from stretto.weights.json_file import Fields
 from stretto.weights.safetensors import Stored
 from stretto.weights.tensor import Array, ConstantTensor, Kept, MadeTensor, Op, Shape, Tensor
@@ -156,6 +158,15 @@ class Conversion:
                 f"{numbers.size} numbers where 1 is needed", path=self.folder, field=f"tensor {source!r}"
             )
         return float(numbers.reshape(-1)[0])
+
+    def integers(self, source: str) -> NDArray[np.int64]:
+        """The integers of a tensor of the folder."""
+        self._taken.add(source)
+        return self._sources.integers(source)
+
+    def keep_integers(self, target: str, numbers: NDArray[np.int64]) -> None:
+        """Add a tensor of integers."""
+        self.tensors[target] = Tensor(target, numbers.shape, Format.I64, 0, numbers.view(np.uint8))
 
     def constant(self, target: str, numbers: Any) -> None:
         """Add a tensor of numbers from the configuration."""

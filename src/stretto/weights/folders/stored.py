@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stretto.errors import ModelError
 from stretto.weights.files import MAX_PARTS
@@ -93,6 +94,14 @@ class Sources:
         fmt = FORMATS[stored.type]
         data = stored.data if stored.is_aligned else np.copy(stored.data)
         return Tensor(name, shape, fmt, stored.offset, data.reshape(*shape[:-1], shape[-1] * fmt.size))
+
+    def integers(self, name: str) -> NDArray[np.int64]:
+        """The numbers of a tensor of integers."""
+        stored = self._stored[name]
+        if stored.type not in ("I64", "I32"):
+            raise self._error(name, f"numbers of type {stored.type} where integers are needed")
+        read = np.frombuffer(np.copy(stored.data), "<i8" if stored.type == "I64" else "<i4")
+        return read.astype(np.int64).reshape(stored.shape)
 
     def mxfp4(self, target: str, blocks: str, scales: str, rows: slice) -> Tensor:
         """Rows of experts in MXFP4."""
