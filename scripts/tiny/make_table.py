@@ -50,6 +50,9 @@ def prepared(name: str, rng: np.random.Generator) -> Any:
     one_more = model.config.model_type in ("nemotron",)  # norms to whose weights one is added
     randomize(model, rng, special, norms_at_zero=lambda _: one_more)
     randomize_buffers(model, rng)
+    if name == "bailingmoe":  # which has no correction of its choice
+        for key, values in model.named_parameters():
+            values.data *= float("correction_bias" not in key)
     biases = [buffer for name_of, buffer in model.named_buffers() if name_of.endswith("correction_bias")]
     for values in (*model.parameters(), *biases):
         values.data = values.data.half().float()
@@ -138,9 +141,15 @@ def disguised(name: str, folder: Path, target: Path) -> None:
     for key, array in list(tensors.items()):
         if name == "exaone" and key.endswith(("attn_q.weight", "attn_k.weight")):
             tensors[key] = array.reshape(-1, HEAD // 2, 2, HIDDEN).swapaxes(1, 2).reshape(array.shape)
-        if name == "qwen" and ".attn_q." in key:
+        if name == "bailingmoe" and "exp_probs_b" in key:
+            del tensors[key]  # zeros: it chooses by its weights
+        if name == "bailingmoe2" and "post_attention_norm" in key:
+            tensors[key.replace("post_attention_norm", "ffn_norm")] = tensors.pop(key)
+        if name in ("qwen", "bailingmoe2") and ".attn_q." in key:
             parts = [tensors.pop(key.replace("attn_q", part)) for part in ("attn_q", "attn_k", "attn_v")]
             tensors[key.replace("attn_q", "attn_qkv")] = np.concatenate(parts)
+    if name == "bailingmoe":
+        metadata["bailingmoe.expert_weights_norm"] = True
     if name == "qwen":
         metadata["qwen.feed_forward_length"] *= 2
     write_gguf(target.with_suffix(".other"), metadata, tensors)
@@ -196,6 +205,57 @@ def exaone_folder(folder: Path) -> None:
     save_file(renamed(load_file(path), names), path)
 
 
+def fuse_rows(tensors: dict[str, np.ndarray], name: str, halved: bool = False) -> None:
+    """Put q, k and v of all layers one below the other, under the name of a module of attention.
+
+    `halved`: the rows of heads whose pairs are adjacent become first all first ones, then all second ones.
+    """
+    for key in [key for key in tensors if "self_attn.q_proj" in key]:
+        parts = [tensors.pop(key.replace("q_proj", f"{which}_proj")) for which in "qkv"]
+        if halved:
+            parts[:2] = [
+                part.reshape(-1, HEAD // 2, 2, HIDDEN).swapaxes(1, 2).reshape(part.shape)
+                for part in parts[:2]
+            ]
+        tensors[key.replace("self_attn.q_proj", name)] = np.concatenate(parts)
+
+
+def baichuan_folder(folder: Path) -> None:
+    """Give a Llama's folder the names of Baichuan, and q, k and v in one matrix."""
+    change_config(folder, "baichuan", max_position_embeddings="model_max_length")
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    fuse_rows(tensors, "self_attn.W_pack")
+    save_file(tensors, path)
+
+
+BAILING = {
+    "self_attn.o_proj": "attention.dense",
+    "self_attn.q_norm": "attention.query_layernorm",
+    "self_attn.k_norm": "attention.key_layernorm",
+    "embed_tokens": "word_embeddings",
+    "e_score_correction_bias": "expert_bias",
+}
+
+
+def bailing_folder(folder: Path) -> None:
+    """Give a folder of ERNIE's or GLM's experts the names of Ling, and q, k and v in one matrix."""
+    settings = {
+        "moe_num_experts": "num_experts",
+        "n_routed_experts": "num_experts",
+        "moe_k": "num_experts_per_tok",
+        "moe_num_shared_experts": "num_shared_experts",
+        "n_shared_experts": "num_shared_experts",
+    }
+    change_config(folder, "bailing_moe", **settings)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    is_first = any("moe_statics" in key for key in tensors)
+    fuse_rows(tensors, "attention.query_key_value", halved=is_first)
+    tensors = {key: array for key, array in renamed(tensors, BAILING).items() if "moe_statics" not in key}
+    save_file(tensors, path)
+
+
 def renamed(tensors: dict[str, np.ndarray], names: dict[str, str]) -> dict[str, np.ndarray]:
     """Tensors by other names."""
     found = {}
@@ -214,7 +274,13 @@ def change_config(folder: Path, kind: str, **names: str) -> None:
     path.write_text(json.dumps(config, indent=1))
 
 
-FOLDERS = {"exaone": exaone_folder, "internlm2": internlm2_folder}
+FOLDERS = {
+    "baichuan": baichuan_folder,
+    "bailingmoe": bailing_folder,
+    "bailingmoe2": bailing_folder,
+    "exaone": exaone_folder,
+    "internlm2": internlm2_folder,
+}
 
 
 def gap(path: Path, answers: dict[str, np.ndarray]) -> str:

@@ -91,6 +91,31 @@ def gpt2_sizes(**other: Any) -> dict[str, Any]:
 TABLE: dict[str, Callable[[], Any]] = {
     "apertus": lambda: t.ApertusForCausalLM(t.ApertusConfig(**sizes())),
     "arcee": lambda: t.ArceeForCausalLM(t.ArceeConfig(**sizes(tie_word_embeddings=True))),
+    "baichuan": lambda: t.LlamaForCausalLM(t.LlamaConfig(**sizes(**NO_GROUPS, rope_parameters=PLAIN))),
+    "bailingmoe": lambda: t.Ernie4_5_MoeForCausalLM(
+        t.Ernie4_5_MoeConfig(
+            **sizes(tie_word_embeddings=False),
+            moe_intermediate_size=24,
+            moe_num_experts=6,
+            moe_k=2,
+            moe_num_shared_experts=2,
+            moe_layer_start_index=0,
+        )
+    ),
+    "bailingmoe2": lambda: t.Glm4MoeForCausalLM(
+        t.Glm4MoeConfig(
+            **sizes(num_hidden_layers=3, head_dim=8, rope_parameters=ROPE | {"partial_rotary_factor": 0.5}),
+            use_qk_norm=True,
+            moe_intermediate_size=24,
+            n_routed_experts=6,
+            n_shared_experts=1,
+            num_experts_per_tok=2,
+            first_k_dense_replace=1,
+            n_group=3,
+            topk_group=2,
+            routed_scaling_factor=1.3,
+        )
+    ),
     "bitnet": lambda: t.BitNetForCausalLM(
         t.BitNetConfig(**sizes(hidden_act="silu", tie_word_embeddings=True))
     ),
@@ -216,6 +241,9 @@ FURTHER: dict[str, dict[str, Any]] = {
 SEEDS = {"deepseek32": 32, "glm-dsa": 18}
 # Transformers has no class of these, but one that computes the same: its file gets their names.
 STAND_INS = {
+    "baichuan": "llama",
+    "bailingmoe": "ernie4_5-moe",
+    "bailingmoe2": "glm4moe",
     "codeshell": "starcoder2",
     "exaone": "llama",
     "internlm2": "llama",

@@ -1,9 +1,12 @@
 """Specs of the dense architectures: what their files say, and what they leave to the reader."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from stretto.models import read_spec
+from stretto.models.common import slopes
 from stretto.models.spec import Norm, Temperature
 from tiny_models import tiny_file, tiny_spec
 
@@ -158,3 +161,11 @@ def test_gemma3n(changed):
     assert {layer.mixer.shared for layer in own.layers} == {None}
     dense = read_spec(changed("gemma3n", {".activation_sparsity_scale": None}))
     assert {layer.ffn.cutoff for layer in dense.layers} == {None}
+
+
+def test_baichuan_of_40_layers_has_slopes_instead_of_a_rope(changed):
+    first = read_spec(changed("baichuan")).layers[0].mixer
+    assert first.rope is not None
+    assert first.alibi == ()
+    found = read_spec(changed("baichuan", {".block_count": 40}, deeper("baichuan", 40)))
+    assert {layer.mixer for layer in found.layers} == {replace(first, rope=None, alibi=slopes(4))}

@@ -134,9 +134,10 @@ def test_a_layer_of_a_number_that_no_file_has_is_no_layer(tmp_path):
 
 
 def test_models_that_llama_cpp_does_not_continue_say_why(tmp_path):
-    write_gguf(tmp_path / "dream.gguf", {"general.architecture": "dream"}, WEIGHTS)
-    with GGUF(tmp_path / "dream.gguf") as file:
-        assert "diffusion" in beyond_llama_cpp(file)
+    for name, words in (("dream", "diffusion"), ("gptj", "has its name, and no more")):
+        write_gguf(tmp_path / f"{name}.gguf", {"general.architecture": name}, WEIGHTS)
+        with GGUF(tmp_path / f"{name}.gguf") as file:
+            assert words in beyond_llama_cpp(file)
     assert set(UNLIKE) <= set(NEEDS)
 
 

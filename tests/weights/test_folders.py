@@ -262,6 +262,12 @@ def test_weights_in_fp8_are_multiplied_by_their_scales(copied, end):
         Folder(folder)
 
 
+def test_baichuan_2_divides_the_rows_of_its_last_matrix_by_their_length(copied):
+    with Folder(copied("baichuan", z_loss_weight=0)) as second, Folder(DATA / "baichuan") as first:
+        rows, found = (file.tensors["output.weight"].dequantize() for file in (first, second))
+        np.testing.assert_allclose(found, rows / np.linalg.norm(rows, axis=1, keepdims=True), atol=1e-6)
+
+
 # -- what cannot be read --
 
 

@@ -63,6 +63,9 @@ EXACT_GELU = ("gelu",)
 KINDS: dict[str, Kind] = {
     "apertus": Kind("apertus", llama.apertus, activations=("xielu",)),
     "arcee": Kind("arcee", llama.arcee, activations=("relu2",)),
+    "baichuan": Kind("baichuan", llama.baichuan),
+    "bailing_moe": Kind("bailingmoe2", experts.bailing),
+    "bailing_moe_v2": Kind("bailingmoe2", experts.bailing),
     "bitnet": Kind("bitnet", llama.bitnet, activations=()),
     "bloom": Kind("bloom", layer_norms.bloom, TRANSFORMER, ()),
     "exaone": Kind("exaone", llama.exaone, ("transformer.",)),

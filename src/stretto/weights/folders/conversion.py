@@ -227,6 +227,16 @@ def times(factor: float | Array) -> Op:
     return Op(lambda array: array * factors, _same, computes=True)
 
 
+def of_unit_length(axis: int) -> Op:
+    """Numbers divided by the root of the sum of squares along one axis."""
+
+    def apply(array: Array) -> Array:
+        out: Array = array / (np.sqrt(np.square(array).sum(axis, keepdims=True)) + np.float32(1e-7))
+        return out
+
+    return Op(apply, _same, computes=True)
+
+
 def _ternary(array: Array) -> Array:
     scale = np.maximum(np.abs(array).mean(dtype=np.float32), np.float32(1e-5))
     rounded: Array = np.clip(np.rint(array / scale), -1, 1) * scale

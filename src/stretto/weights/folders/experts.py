@@ -7,9 +7,12 @@ from stretto.weights.folders.conversion import (
     MODULES,
     STACK,
     Conversion,
+    adjacent,
     every_other,
     half,
+    of_unit_length,
     rename,
+    rows,
     shaped,
     turned,
     without_axis,
@@ -310,6 +313,51 @@ def hunyuan3(conversion: Conversion) -> None:
         for name in ("expert_bias", "e_score_correction_bias"):
             if conversion.has(source := f"layers.{i}.mlp.{name}"):
                 conversion.take(f"blk.{i}.exp_probs_b", source)
+    ignore_further_layers(conversion)
+
+
+BAILING_WHOLE = {"word_embeddings": "token_embd", "norm": "output_norm", "lm_head": "output"}
+
+
+def bailing(conversion: Conversion) -> None:
+    """Ling and Ring, version 1 and 2: q, k and v one below the other."""
+    second = conversion.has("layers.0.attention.query_layernorm.weight")
+    if second:  # half of each head is rotated where the settings say nothing
+        given = conversion.config
+        conversion.config = Fields({"partial_rotary_factor": 0.5, **dict(given)}, given.path)
+    config, keys = conversion.config, conversion.keys
+    ops = {"output": of_unit_length(0)} if config.flag("norm_head", False) else {}
+    names = {**DOTS, **MODULES["bailing"]} | ({"attention.query_key_value": "attn_qkv"} if second else {})
+    size = plain_decoder(conversion, names, ops=ops, whole=BAILING_WHOLE)
+    expert_keys(conversion)
+    keys |= {
+        "expert_shared_count": config.integer("num_shared_experts", 0),
+        "leading_dense_block_count": dense_first(conversion),
+        "expert_weights_norm": config.flag("norm_topk_prob", True),
+    }
+    take_experts(conversion, "mlp.experts")
+    if not second:
+        conversion.arch = "bailingmoe"
+        n, n_kv = (keys[f"attention.head_count{end}"] * size for end in ("", "_kv"))
+        ends = {"q": (0, n), "k": (n, n + n_kv), "v": (n + n_kv, n + 2 * n_kv)}
+        for i in range(conversion.n_layer):
+            for which, part in ends.items():
+                op = rows(*part) if which == "v" else rows(*part).then(adjacent(size))
+                for kind in ("weight", "bias"):
+                    if conversion.has(source := f"layers.{i}.attention.query_key_value.{kind}"):
+                        conversion.take(f"blk.{i}.attn_{which}.{kind}", source, op=op)
+        return
+    if config.text("score_function", "sigmoid") != "sigmoid":
+        raise config.error("score_function", "only sigmoid is supported")
+    keys |= {
+        "expert_gating_func": SIGMOID,
+        "expert_weights_scale": config.number("routed_scaling_factor", 1.0),
+        "expert_group_count": config.integer("n_group", 1, least=1),
+        "expert_group_used_count": config.integer("topk_group", 1, least=1),
+    }
+    for i in range(conversion.n_layer):
+        if conversion.has(source := f"layers.{i}.mlp.gate.expert_bias"):
+            conversion.take(f"blk.{i}.exp_probs_b.bias", source)
     ignore_further_layers(conversion)
 
 

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from stretto.weights.folders.conversion import MODULES, TERNARY, Conversion, adjacent, rename, unmixed
+from stretto.weights.folders.conversion import (
+    MODULES,
+    TERNARY,
+    Conversion,
+    adjacent,
+    of_unit_length,
+    rename,
+    rows,
+    unmixed,
+)
 from stretto.weights.folders.decoder import (
     AFTER,
     ATTENTION,
@@ -55,6 +64,19 @@ def internlm2(conversion: Conversion) -> None:
         op = op if which == "v" else op.then(adjacent(size))
         for i in range(conversion.n_layer):
             conversion.take(f"blk.{i}.attn_{which}.weight", f"layers.{i}.attention.wqkv.weight", op=op)
+
+
+def baichuan(conversion: Conversion) -> None:
+    """Baichuan: q, k and v in one matrix; version 2 divides the rows of its last one by their length."""
+    rename(conversion, {"model_max_length": "max_position_embeddings"})
+    ops = {"output": of_unit_length(1)} if "z_loss_weight" in conversion.config else {}
+    size = plain_decoder(conversion, ops=ops)
+    width = conversion.keys["attention.head_count"] * size
+    for part, which in enumerate("qkv"):
+        op = rows(part * width, (part + 1) * width)
+        op = op if which == "v" else op.then(adjacent(size))
+        for i in range(conversion.n_layer):
+            conversion.take(f"blk.{i}.attn_{which}.weight", f"layers.{i}.self_attn.W_pack.weight", op=op)
 
 
 def apertus(conversion: Conversion) -> None:
