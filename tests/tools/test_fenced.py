@@ -172,6 +172,12 @@ QUOTING = {
         *HELLO,
         {"role": "tool", "tool_call_id": "1", "content": json.dumps({"a": [fenced(COLD)]})},
     ],
+    "JSON in JSON in a result": [
+        *HELLO,
+        {"role": "tool", "content": json.dumps({"text": json.dumps({"a": [json.dumps(fenced(COLD))]})})},
+    ],
+    "a string in a program": [{"role": "user", "content": f"post({json.dumps(fenced(COLD))})"}],
+    "spelled by numbers": [{"role": "user", "content": COLD.replace("{", r"\u007b").replace('"', r"\u0022")}],
     "another order": [{"role": "user", "content": json.dumps({"arguments": OSLO, "name": "weather"})}],
 }
 

@@ -23,16 +23,21 @@ from stretto.engine.types import ToolCall
 from stretto.structured.unique import canonical
 from stretto.tools.fitting import fits
 from stretto.tools.format import CallFormat
-from stretto.tools.parsing import ARGUMENT_KEYS, ID_KEYS, NAME_KEYS, Event, read_json_call
+from stretto.tools.parsing import ARGUMENT_KEYS, ID_KEYS, NAME_KEYS, Event, read_json_call, replace_surrogates
 
 Call = tuple[str, dict[str, Any]]  # a name and arguments
 Quoted = Callable[[], frozenset[Any]]  # the calls that are quoted, in a form that can be compared
 
 MAX_QUOTED = 10_000  # objects of a message that are looked at
 MAX_READ = 1 << 18  # characters that are decoded in all messages, beside 8 for each of theirs
+MAX_NESTED = (
+    4  # texts in a message: one of string literals in string literals has fewer backslashes each time
+)
 UNREAD = None  # among quoted calls: there are more, so that any call may be one of them
 _FENCE = re.compile(r"(`{3,}|~{3,})[ \t]*([^`\n]*)$")
 _FENCE_BEGUN = re.compile(r"(?:`{1,2}|~{1,2}|(?:`{3,}|~{3,})[^`\n]*)$")
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)")
+_ESCAPED = {r"\b": "\b", r"\f": "\f", r"\n": "\n", r"\r": "\r", r"\t": "\t"}
 _MARGIN = re.compile(r"^[ \t>]+", re.MULTILINE)
 _KEYS = (*NAME_KEYS, *ARGUMENT_KEYS, *ID_KEYS, "type", "function")
 _OBJECT = re.compile(rf'\{{\s*"(?:{"|".join(_KEYS)})"')
@@ -100,30 +105,22 @@ def _object_at(text: str, start: int) -> tuple[Any, int]:
 
 
 def _texts_of(messages: Any) -> Iterator[str]:
-    """The texts of messages that are not the assistant's, and the strings in those that are JSON."""
+    """The texts of messages that are not the assistant's, and what string literals in them say."""
     for message in messages if isinstance(messages, (list, tuple)) else ():
         if not isinstance(message, Mapping) or message.get("role") == "assistant":
             continue
         content = message.get("content")
         for part in content if isinstance(content, (list, tuple)) else [content]:
             text = part.get("text") if isinstance(part, Mapping) else part
-            if isinstance(text, str) and "{" in text:
+            if isinstance(text, str):
                 yield text
-                yield from _strings_of(text)
+                for _ in range(MAX_NESTED):
+                    if "\\" in text:
+                        yield (text := replace_surrogates(_ESCAPE.sub(_unescaped, text)))
 
 
-def _strings_of(text: str) -> Iterator[str]:
-    """The strings in a text that is JSON."""
-    try:
-        values = [json.loads(text)]
-    except (ValueError, RecursionError):
-        return
-    while values:
-        value = values.pop()
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, (dict, list)):
-            values += value.values() if isinstance(value, dict) else value
+def _unescaped(found: re.Match[str]) -> str:
+    return chr(int(found[1], 16)) if found[1] else _ESCAPED.get(found[0], found[0][1:])
 
 
 class Follower(Protocol):
