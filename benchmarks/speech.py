@@ -215,7 +215,9 @@ def compare(name: str, folder: Path, python: str, chosen: list[str]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--models", nargs="*", default=["moonshine", "whisper-tiny.en", "whisper-base"])
+    parser.add_argument(
+        "--models", nargs="*", default=["moonshine", "moonshine-base", "whisper-tiny.en", "whisper-base"]
+    )
     parser.add_argument("--reference", metavar="PYTHON")
     parser.add_argument("--recordings", nargs="*", default=[*SAID, "long"], help="those to compare")
     arguments = parser.parse_args()

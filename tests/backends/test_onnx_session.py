@@ -9,7 +9,7 @@ import pytest
 
 import onnx_files as made
 from stretto.backends import onnx_session
-from stretto.backends.onnx_session import available_devices, import_runtime, open_session
+from stretto.backends.onnx_session import available_devices, import_runtime, open_compiled, open_session
 from stretto.errors import InvalidRequest, ModelError, RouteWarning, Unsupported
 
 pytest.importorskip("onnxruntime")
@@ -28,6 +28,20 @@ def test_a_session_computes_outputs_by_name(path):
     assert session.device == "cpu"
     assert session.providers == ("CPUExecutionProvider",)
     assert list(session.file.inputs) == ["x"]
+
+
+def test_a_file_of_the_runtime_s_own_format(path):
+    runtime = import_runtime()
+    settings = runtime.SessionOptions()
+    settings.optimized_model_filepath = str(path.with_suffix(".ort"))
+    runtime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+    session = open_compiled(path.with_suffix(".ort"))
+    assert session.run({"x": np.zeros((3, 2), np.float32)})["y"].tolist() == [[1, 2]] * 3
+    assert (session.device, session.providers) == ("cpu", ("CPUExecutionProvider",))
+    assert session.file.inputs["x"].shape == open_session(path, "cpu").file.inputs["x"].shape
+    path.with_suffix(".ort").write_bytes(b"\0" * 100)
+    with pytest.raises(ModelError, match="ONNX Runtime cannot open it"):
+        open_compiled(path.with_suffix(".ort"))
 
 
 def test_external_data_is_read_by_relative_path(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Speech: where pieces begin and end, the KV cache of the decoder, and Moonshine on a real recording."""
 
 import json
+import re
 from itertools import chain
 from pathlib import Path
 
@@ -96,6 +97,14 @@ def test_a_recording_is_written_down_as_by_the_models_own_package():
     times = [(segment.start, segment.end) for segment in transcript]
     assert times == [(start / 16000, end / 16000) for start, end in golden["spans"]]
     assert (transcript.duration, transcript.license) == (6.1, "MIT")
+
+
+@pytest.mark.slow
+def test_the_larger_moonshine_hears_the_same_words():
+    with open_real("moonshine-base") as model:
+        text = model.transcribe(DATA / "beckett.wav", vad=False).text
+    said = "ever tried ever failed no matter try again"
+    assert " ".join(re.findall("[a-z]+", text.lower())) == said
 
 
 @pytest.mark.slow

@@ -13,8 +13,9 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from stretto.backends.base import AUTOMATIC, PROVIDERS
 from stretto.errors import ModelError, RouteWarning, Unsupported, wrong_value
-from stretto.weights.onnx import OnnxFile, OnnxLimits, files_stamp, read_onnx
+from stretto.weights.onnx import Graph, OnnxFile, OnnxLimits, ValueInfo, files_stamp, read_onnx
 
 CPU = PROVIDERS["cpu"][0]
 INDEXED = ("cuda", "tensorrt", "migraphx", "directml")  # there may be several: "cuda:1"
@@ -122,6 +123,25 @@ def open_session(
             raise ModelError("the file changed while it was opened; load it again", path=file.path)
         return OnnxSession(file, candidate, tuple(raw.get_providers()), raw, skipped, index)
     raise AssertionError("the CPU is the last candidate")
+
+
+def open_compiled(path: Path, device: str = "auto", threads: int | None = None) -> OnnxSession:
+    """Open a file of ONNX Runtime's own format (`.ort`), which nothing checks here: only of the catalogue.
+
+    The session's `file` has its inputs and outputs and nothing else. Such files are made for the CPU, which
+    "auto" takes.
+    """
+    runtime = import_runtime()
+    name, index = _parse_device("cpu" if device == "auto" else device)
+    file = OnnxFile(path, "", 0, {}, {}, Graph("", (), {}, {}, {}))
+    settings = _settings(runtime, threads, fast=False, spin=True)
+    raw = _open(runtime, file, str(path), name, index, settings, None, {})
+    inputs, outputs = (
+        {one.name: ValueInfo(one.name, one.type, tuple(one.shape)) for one in values}
+        for values in (raw.get_inputs(), raw.get_outputs())
+    )
+    graph = replace(file.graph, inputs=inputs, outputs=outputs)
+    return OnnxSession(replace(file, graph=graph), name, tuple(raw.get_providers()), raw, {}, index)
 
 
 def available_devices() -> tuple[str, ...]:

@@ -65,6 +65,7 @@ HOMES: Mapping[str, str] = {
     "hatesonar": "stretto.tasks.words",
     "magika": "stretto.tasks.filetypes",
     "moonshine": "stretto.tasks.speech.moonshine",
+    "moonshine-base": "stretto.tasks.speech.moonshine",
     "ppocr": "stretto.tasks.reading.ppocr",
     "wordllama": "stretto.tasks.static",
     "whisper-tiny.en": "stretto.tasks.speech.whisper",

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.audio.sound import RATE
-from stretto.backends.onnx_session import OnnxSession, open_session
+from stretto.backends.onnx_session import OnnxSession, open_compiled, open_session
 from stretto.errors import ModelError
 from stretto.tasks.model import Source
 from stretto.tasks.results import Segment
@@ -100,7 +100,7 @@ def _present(past: str) -> str:
     return _PRESENT + past.removeprefix(_PAST)
 
 
-ENCODER, DECODER = "encoder_model.onnx", "decoder_model_merged.onnx"
+ENCODER, DECODER = "encoder_model", "decoder_model_merged"  # .onnx (tiny) or .ort (base)
 TOKENIZER = "tokenizer.json"
 _TOKENS_PER_SECOND = 6.5  # faster speech is the model repeating itself
 _MIN_TOKENS = 16
@@ -134,11 +134,18 @@ class Moonshine(Transcriber):
 
 
 def open_task(source: Source, device: str, threads: int | None) -> Moonshine:
-    """Open the models of the bundle `moonshine`."""
+    """Open the models of the bundles `moonshine` and `moonshine-base`."""
     import tokenizers
 
-    encoder, decoder = (open_session(source.files[name], device, threads) for name in (ENCODER, DECODER))
+    encoder, decoder = (_opened(source, name, device, threads) for name in (ENCODER, DECODER))
     voice = open_session(source.files[VOICE], "cpu", 1)  # too small for a device to be worth the way
     return Moonshine(
         source, encoder, decoder, voice, tokenizers.Tokenizer.from_file(str(source.files[TOKENIZER]))
     )
+
+
+def _opened(source: Source, name: str, device: str, threads: int | None) -> OnnxSession:
+    compiled = source.files.get(f"{name}.ort")
+    if compiled is not None:
+        return open_compiled(compiled, device, threads)
+    return open_session(source.files[f"{name}.onnx"], device, threads)
