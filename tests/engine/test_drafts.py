@@ -239,7 +239,7 @@ def test_a_callback_that_computes_a_sequence_finds_drafts_in_order():
     [
         (
             {"draft": "look"},
-            "draft must be 'lookup', 'suffix', 'mtp', the path of an EAGLE-3 head, or a Drafter",
+            "draft must be 'lookup', 'suffix', 'mtp', 'auto', the path of an EAGLE-3 head, or a Drafter",
         ),
         ({"draft": 3}, "draft must be"),
         ({"draft": Script(None, most=0)}, "draft.most"),

@@ -243,10 +243,10 @@ SPELLINGS = {
     "stop": Spelling(list[str], "TEXT", "End where this text comes; may be repeated."),
     "draft": Spelling(
         str,
-        "lookup|suffix|mtp|PATH|MODEL",
+        "lookup|suffix|mtp|auto|PATH|MODEL",
         "Speculative decoding, the same text in fewer passes: by n-grams of the text, of cached texts too, "
-        "by the model's own layer for it (MTP), by the EAGLE-3 head at a path, or by a small model with the "
-        "same tokenizer.",
+        "by the model's own layer for it (MTP), by whichever of these pays, by the EAGLE-3 head at a path, "
+        "or by a small model with the same tokenizer.",
     ),
     "threads": Spelling(read=lambda value, is_given: config_file.read().threads if value is None else value),
     "repack": Spelling(

@@ -225,7 +225,7 @@ def _drafter(draft: str, stack: ExitStack, machine: dict[str, Any]) -> Any:
     """The value of `draft=`: the name of a drafter, or one with a model of its own."""
     from stretto import DraftModel
 
-    if draft in ("lookup", "suffix", "mtp") or _is_head(draft):
+    if draft in ("lookup", "suffix", "mtp", "auto") or _is_head(draft):
         return draft
     return DraftModel(stack.enter_context(open_llm(draft, **machine)))
 

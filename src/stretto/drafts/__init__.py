@@ -2,6 +2,7 @@
 
     llm.generate(prompt, draft="lookup")                        # n-grams of the text so far
     llm.generate(prompt, draft="suffix")                        # its longest repeated end, cached texts too
+    llm.generate(prompt, draft="auto")                          # whichever pays
     llm.generate(prompt, draft="mtp")                           # the model's own layer for drafts
     llm.generate(prompt, draft="path/to/head")                  # an EAGLE-3 head
     llm.generate(prompt, draft=stretto.DraftModel(small))       # a smaller model
@@ -15,9 +16,10 @@ cells after it are removed. A rejected token costs time and changes nothing. A d
 
 from stretto.drafts.base import BranchProposer, CacheDrafter, Drafter, DraftTree, Guesser, Proposer
 from stretto.drafts.lookup import PromptLookup, SuffixLookup
-from stretto.drafts.model import DraftModel, HeadDrafts, NextTokenDrafts
+from stretto.drafts.model import AutoDrafts, DraftModel, HeadDrafts, NextTokenDrafts
 
 __all__ = [
+    "AutoDrafts",
     "BranchProposer",
     "CacheDrafter",
     "DraftModel",

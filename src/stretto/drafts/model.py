@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from stretto.cache.radix import common
+from stretto.drafts.lookup import Suffixes, SuffixLookup
 from stretto.errors import CacheFull, ContextOverflow, InvalidRequest
 from stretto.sampling.params import check_integer, check_number
 from stretto.sampling.transforms import measure
@@ -99,6 +100,28 @@ class HeadDrafts:
     def begin(self, tokenizer: Tokenizer) -> ModelProposer:
         """The engine makes its proposers: they need the hidden states of passes."""
         raise InvalidRequest("heads are for requests of the model that they were made for", param="draft")
+
+
+class AutoDrafts:
+    """Drafts where they pay: by the text and cached ones, and by the model's own layer or a head.
+
+    llm.generate(prompt, draft="auto")                                         # the same as
+    llm.generate(prompt, draft=stretto.drafts.AutoDrafts())
+    llm.generate(prompt, draft=stretto.drafts.AutoDrafts("path/to/head"))
+
+    Each request learns how often drafts of a kind are right, and the engine what rows of a pass cost. A draft
+    is as long as promises the most tokens a second, and left out where it promises none.
+    """
+
+    def __init__(self, head: str | os.PathLike[str] | None = None, most: int = 16) -> None:
+        check_integer("most", most, 1, 256)
+        self.most = int(most)
+        self.head = None if head is None else HeadDrafts(head)
+        self.suffix = SuffixLookup(most=self.most)
+
+    def begin(self, tokenizer: Tokenizer) -> Suffixes:
+        """The engine makes its proposers: they need the costs of passes."""
+        raise InvalidRequest("draft='auto' is for requests", param="draft")
 
 
 class ModelProposer:

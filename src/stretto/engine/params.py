@@ -214,13 +214,14 @@ def _drafter(options: Mapping[str, Any]) -> Drafter | None:
                 value=branches,
             )
         return None
-    from stretto.drafts import Drafter, HeadDrafts, NextTokenDrafts, PromptLookup, SuffixLookup
+    from stretto.drafts import AutoDrafts, Drafter, HeadDrafts, NextTokenDrafts, PromptLookup, SuffixLookup
 
     if isinstance(draft, str):
         named: dict[str, Callable[[], Drafter]] = {
             "lookup": PromptLookup,
             "suffix": SuffixLookup,
             "mtp": NextTokenDrafts,
+            "auto": AutoDrafts,
         }
         if draft in named:
             draft = named[draft]()
@@ -228,7 +229,7 @@ def _drafter(options: Mapping[str, Any]) -> Drafter | None:
             with suppress(OSError, ValueError, RuntimeError):  # no path at all is no head
                 draft = HeadDrafts(draft) if draft and Path(draft).expanduser().exists() else draft
     if not isinstance(draft, Drafter):
-        kinds = "'lookup', 'suffix', 'mtp', the path of an EAGLE-3 head, or a Drafter such as DraftModel(llm)"
+        kinds = "'lookup', 'suffix', 'mtp', 'auto', the path of an EAGLE-3 head, or a Drafter (DraftModel …)"
         raise wrong_value("draft", draft, kinds)
     check_integer("draft.most", draft.most, 1, 256, param="draft")
     return draft

@@ -39,6 +39,7 @@ from stretto.text.messages import INSTEAD
 from stretto.weights.mapped import GuardedMap, broken_mappings, check_maps
 
 if TYPE_CHECKING:
+    from stretto.engine.draft_costs import RowCosts
     from stretto.engine.next_tokens import HeadCells
 
 __all__ = ["Match", "Runner", "Work"]
@@ -122,6 +123,7 @@ class Runner(CellPool):
         self.heads: dict[
             Path | None, HeadCells
         ] = {}  # that draft, by their files; None: the model's own layer
+        self.row_costs: RowCosts | None = None  # of passes that decode, once drafts have to pay
         self.maps: Collection[GuardedMap] = ()  # files that stay mapped
         self._n_broken = 0
         self._is_forked = False
@@ -169,6 +171,7 @@ class Runner(CellPool):
             if (taker := source.track.states) is not None:
                 taps = [batch.tap(site, range(first, len(batch))) for site in taker.sites]
                 shown.append((taker, source.track.tokens, source.track.n_placed, taps))
+        before, n_prompt = self.metrics.forward, self.metrics.prompt_tokens
         (_, rows), start = self.run_batch(self._placing(batch), self._rows_of(hidden)), 0
         for source, n_rows, n in wanted:
             if n > source.step_tokens:
@@ -181,6 +184,8 @@ class Runner(CellPool):
             start += n_rows
             if source.track.checkpoints is not None:
                 source.track.checkpoints.mark(source.track.n_placed, len(source.track))
+        if self.row_costs is not None and self.metrics.prompt_tokens == n_prompt:
+            self.row_costs.note(len(batch), self.metrics.forward - before)
         for taker, tokens, place, taps in shown:
             several = [tap.values for tap in taps]
             states = several[0] if len(several) == 1 else np.concatenate(several, axis=1)
@@ -193,7 +198,10 @@ class Runner(CellPool):
         for track in tracks:
             track.logits = None  # of the token before: a device may write the new ones there
         tokens, ids = [track.tokens[-1] for track in tracks], [track.id for track in tracks]
+        before = self.metrics.forward
         _, rows = self.decode(tracks, tokens, ids)
+        if self.row_costs is not None:
+            self.row_costs.note(len(tracks), self.metrics.forward - before)
         for i, source in enumerate(sources):  # iterating over the rows takes longer
             source.take_row(rows[i])
 

@@ -143,8 +143,8 @@ CONTEXT = table(
         at=f"{TEXTS} default", aka=("cache_reuse", "n_cache_reuse")),
     Option("draft", "Drafter | str | None", None,
         'Speculative decoding: "lookup" (tokens found in the prompt), "suffix" (in cached texts too), "mtp" '
-        "(by a layer of the model for that), the path of an EAGLE-3 head, or a stretto.DraftModel; the text "
-        "stays the same.",
+        '(by a layer of the model for that), "auto" (whichever of these pays), the path of an EAGLE-3 head, '
+        "or a stretto.DraftModel; the text stays the same.",
         at=f"{TEXTS} default", commands="run",
         aka=("draft_model", "assistant_model", "speculative_config", "speculative_model",
             "prompt_lookup_num_tokens", "num_draft_tokens")),
