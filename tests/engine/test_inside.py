@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stretto import Capture, Patch
+from stretto import Batch, Capture, Patch
 from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
 from stretto.errors import InvalidRequest, Unsupported
@@ -257,6 +257,44 @@ def test_a_function_that_raises_ends_its_request_alone(llm):
     assert len(streams[1].result.tokens) == 6
 
 
+@pytest.mark.parametrize("compute", [lambda llm, seq: seq.logits, lambda llm, seq: llm.generate(OTHER)])
+def test_a_function_computes_nothing_in_the_middle_of_a_pass(llm, compute):
+    with llm.sequence(OTHER) as sequence:
+        patch = Patch("layers.1.mlp.out", lambda rows, places: compute(llm, sequence) and rows)
+        with pytest.raises(InvalidRequest, match=r"in the middle of a pass|cannot run requests"):
+            llm.generate(PROMPT, patch=patch, **GREEDY)
+        assert sequence.logits.shape == (llm.spec.n_vocab,)
+
+
+def test_huge_patches_end_their_request_and_leave_no_trace():
+    with new_llm() as llm:
+        plain = llm.generate(OTHER, **GREEDY).tokens
+        for value, how, message in [(1e38, "scale", "too large"), (3e38, "add", "NaN")]:
+            with pytest.raises(InvalidRequest, match=message):
+                llm.generate(PROMPT, patch=Patch("layers.0.attn.in", value, how=how), **GREEDY)
+        for first in range(4):  # through all cells
+            llm.generate([first] * 30, **GREEDY)
+        assert llm.generate(OTHER, **GREEDY).tokens == plain
+
+
+def test_private_cells_are_given_back_at_once(llm):
+    llm.generate(PROMPT, patch=Patch("layers.0.residual", 1.0, how="add"), **GREEDY)
+    llm.generate(PROMPT, capture=Capture("layers.0.residual"), **GREEDY)
+    assert llm.cache.stats().parked == 0
+    llm.generate(PROMPT, capture=Capture("layers.0.residual", tokens="generated"), **GREEDY)
+    assert llm.cache.stats().parked > len(PROMPT)
+
+
+def test_a_request_that_cannot_start_leaves_no_taps_in_its_sequence(llm):
+    with llm.sequence(PROMPT) as sequence:
+        with pytest.raises(InvalidRequest, match="do not fit the grammar"):
+            llm.generate(
+                sequence, capture=Capture("residual"), grammar={"type": "integer"}, continues=3, max_tokens=2
+            )
+        assert sequence._track.taps is None
+        assert llm.generate(sequence, **GREEDY).captured is None
+
+
 # -- what is refused --
 
 
@@ -276,6 +314,8 @@ def test_a_function_that_raises_ends_its_request_alone(llm):
             "must return finite numbers",
         ),
         ({"patch": [3]}, "patch must hold"),
+        ({"capture": Capture("residual", tokens=[-1, 7])}, "are the same token"),
+        ({"patch": Patch("layers.0.mlp.out", lambda rows, places: "no")}, "returns must be numbers"),
         ({"capture": Capture("residual"), "n": 2}, "capture and n do not go together"),
         ({"capture": Capture("residual"), "loop": "fused"}, "do not go together"),
         ({"patch": Patch("residual", 0.0), "draft": "lookup"}, "patch and draft do not go together"),
@@ -296,6 +336,11 @@ def test_wrong_values_are_named(llm, options, message):
         (lambda: Patch("residual", float("nan")), "all finite"),
         (lambda: Patch("residual", np.zeros(8), how="project_out"), "a direction"),
         (lambda: Patch("residual", np.ones((2, 8))), "tokens must be a list of as many places"),
+        (lambda: Patch("residual", "many"), "must be numbers"),
+        (lambda: Patch("attn.heads", 0.0, heads="12"), "heads must be"),
+        (lambda: Patch("attn.heads", 0.0, heads=[1.5]), "heads must be"),
+        (lambda: Patch("attn.heads", 0.0, heads=[1, 1]), "each of them once"),
+        (lambda: Capture("residual", tokens=[2, 2]), "each of them once"),
         (lambda: Patch("residual", lambda rows, places: rows, how="add"), "leave how out"),
     ],
 )
@@ -309,6 +354,15 @@ def test_chosen_experts_and_shared_inputs_cannot_be_changed():
         llm.generate(PROMPT, patch=Patch("layers.0.experts", 0.0), **GREEDY)
     with new_llm(name="cohere2") as llm, pytest.raises(InvalidRequest, match="reads the same values"):
         llm.generate(PROMPT, patch=Patch("layers.0.attn.in", 0.0), **GREEDY)
+
+
+def test_rows_and_changes_that_a_batch_cannot_have_are_refused(llm):
+    batch, sites = Batch(), llm.sites()
+    batch.add(5, 0, [999])
+    with pytest.raises(InvalidRequest, match="rows from 0 to 0"):
+        batch.tap(sites["layers.0.residual"], [1])
+    with new_llm(name="mixtral") as other, pytest.raises(InvalidRequest, match="change their weights"):
+        batch.tap(other.sites()["layers.0.experts"], [0], lambda rows: None)
 
 
 def test_a_sequence_is_not_patched(llm):

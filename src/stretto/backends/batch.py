@@ -316,8 +316,12 @@ class Batch:
 
     def tap(self, site: Site, rows: Sequence[int], change: Callable[[Floats], None] | None = None) -> Tap:
         """Have rows, in order, copied at a site of the pass, and changed there."""
-        n = len(rows)
-        tap = Tap(site, np.array(rows, np.int32), np.zeros((n, site.width), np.float32), change)
+        n, given = len(rows), np.array(rows, np.int32)
+        if n and not (given.min() >= 0 and given.max() < len(self)):
+            raise InvalidRequest(f"rows from 0 to {len(self) - 1} can be tapped", param="rows", value=rows)
+        if change is not None and site.fixed:
+            raise InvalidRequest(f"{site.name} cannot be changed: {site.fixed}", param="change")
+        tap = Tap(site, given, np.zeros((n, site.width), np.float32), change)
         self.taps.append(tap)
         return tap
 

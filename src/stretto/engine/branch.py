@@ -72,7 +72,7 @@ def new_text(engine: Engine, prompt: Prompt, params: RequestParams) -> Request[P
             try:
                 return _text_request(engine, track, params, keep_track=True)
             except BaseException:
-                track.running = False
+                track.running, track.taps = False, None
                 raise
     check_prompt(engine, len(prompt), params)
     track = engine.runner.new_track(prompt, RandomStream(params.seed), params.cache_salt, params.edits)

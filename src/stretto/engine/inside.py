@@ -29,11 +29,31 @@ def _checked_tokens(tokens: Any) -> str | tuple[int, ...]:
         return tokens
     if isinstance(tokens, (int, np.integer)) and not isinstance(tokens, bool):
         tokens = (tokens,)
-    if not isinstance(tokens, str) and isinstance(tokens, Iterable):
-        places = tuple(tokens)
-        if all(isinstance(one, (int, np.integer)) and not isinstance(one, bool) for one in places):
-            return tuple(int(one) for one in places)
-    raise wrong_value("tokens", tokens, "'all', 'prompt', 'generated', or places of tokens in the text")
+    places = _integers(tokens)
+    if places is None or len(set(places)) < len(places):
+        raise wrong_value(
+            "tokens", tokens, "'all', 'prompt', 'generated', or places of tokens in the text, each of them once"
+        )
+    return places
+
+
+def _integers(values: Any) -> tuple[int, ...] | None:
+    """Some integers; None if they are none."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        return None
+    found = tuple(values)
+    if not all(isinstance(one, (int, np.integer)) and not isinstance(one, bool) for one in found):
+        return None
+    return tuple(int(one) for one in found)
+
+
+def _floats(values: Any, what: str) -> Floats:
+    """Numbers as float32; `InvalidRequest` for what are none."""
+    try:
+        with np.errstate(over="ignore"):
+            return np.asarray(values, np.float32)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"{what} must be numbers: {error}", param="patch") from None
 
 
 def _patterns(sites: tuple[Any, ...], param: str) -> tuple[str, ...]:
@@ -98,9 +118,11 @@ class Patch:
         if how not in HOW:
             raise wrong_value("how", how, ", ".join(map(repr, HOW)))
         self.how = how
-        self.heads = None if heads is None else tuple(int(head) for head in heads)
+        self.heads = None if heads is None else _integers(heads)
+        if heads is not None and (not self.heads or len(set(self.heads)) < len(self.heads)):
+            raise wrong_value("heads", heads, "a list of numbers of heads, each of them once")
         self.function: Change | None = values if callable(values) else None
-        self.values = None if callable(values) else np.asarray(values, np.float32)
+        self.values = None if callable(values) else _floats(values, "values of a patch")
         if self.function is not None and how != "replace":
             raise InvalidRequest("a function returns what replaces the values; leave how out", param="how")
         if self.values is not None:
@@ -141,14 +163,14 @@ class Patch:
                     param="patch",
                 )
 
-    def apply(self, rows: Floats, places: list[int], site: Site, tokens: tuple[int, ...] | str) -> None:
-        """Change rows float32[n, width] of the tokens at these places."""
+    def apply(self, rows: Floats, places: list[int], site: Site, order: Mapping[int, int]) -> None:
+        """Change rows float32[n, width] of the tokens at these places; `order` is that of the places named."""
         columns: Any = slice(None)
         if self.heads is not None:
             columns = np.arange(site.width).reshape(site.heads, -1)[list(self.heads)].reshape(-1)
         old = rows[:, columns]
         if self.function is not None:
-            new = np.asarray(self.function(old.copy(), list(places)), np.float32)
+            new = _floats(self.function(old.copy(), list(places)), f"what the function of {self!r} returns")
             if new.shape not in (old.shape, old.shape[1:]) or not np.isfinite(new).all():
                 raise InvalidRequest(
                     f"the function of {self!r} must return finite numbers of shape {list(old.shape)}, not "
@@ -160,19 +182,20 @@ class Patch:
         assert self.values is not None
         values = self.values
         if values.ndim == 2:
-            assert not isinstance(tokens, str)
-            values = values[[tokens.index(place) for place in places]]
+            values = values[[order[place] for place in places]]
         if values.ndim and values.shape[-1] != old.shape[1]:  # of one head, for each
             values = np.tile(values, old.shape[1] // values.shape[-1])
-        if self.how == "replace":
-            rows[:, columns] = values
-        elif self.how == "add":
-            rows[:, columns] = old + values
-        elif self.how == "scale":
-            rows[:, columns] = old * values
-        else:
-            unit = values / np.linalg.norm(values, axis=-1, keepdims=True)
-            rows[:, columns] = old - (old * unit).sum(axis=1, keepdims=True) * unit
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self.how == "add":
+                values = old + values
+            elif self.how == "scale":
+                values = old * values
+            elif self.how == "project_out":
+                unit = values / np.linalg.norm(values, axis=-1, keepdims=True)
+                values = old - (old * unit).sum(axis=1, keepdims=True) * unit
+        if not np.isfinite(values).all():
+            raise InvalidRequest(f"{self!r} makes numbers of {site.name} that are too large", param="patch")
+        rows[:, columns] = values
 
 
 class Captured(Mapping[str, Array]):
@@ -213,6 +236,10 @@ class Captured(Mapping[str, Array]):
                 f"no site was captured whose name ends with {part!r}, only {', '.join(self._arrays)}",
                 param="part",
                 value=part,
+            )
+        if len({array.shape for array in found}) > 1:
+            raise InvalidRequest(
+                f"the sites {part!r} of these layers differ in width; take them one by one", param="part"
             )
         return np.stack(found)
 

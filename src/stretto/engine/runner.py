@@ -126,7 +126,7 @@ class Runner(CellPool):
         self.row_costs: RowCosts | None = None  # of passes that decode, once drafts have to pay
         self.maps: Collection[GuardedMap] = ()  # files that stay mapped
         self._n_broken = 0
-        self._is_forked = False
+        self._is_forked = self._in_pass = False
 
     # -- passes --
 
@@ -274,8 +274,14 @@ class Runner(CellPool):
         self, place: Callable[[], Placed], compute: Callable[[Placed], Computed]
     ) -> tuple[Placed, Computed]:
         """Place a batch and run it; cells that were not computed, for whatever reason, are given back."""
+        if self._in_pass:
+            raise InvalidRequest(
+                "nothing can be computed in the middle of a pass, where functions of patches are called; "
+                "compute what they need before the request"
+            )
         begun, cpu = time.perf_counter(), time.thread_time()
         try:
+            self._in_pass = True
             self.cells.hold()
             batch = place()
             if self.states is not None:
@@ -288,6 +294,7 @@ class Runner(CellPool):
             self.cells.rollback()
             raise
         finally:
+            self._in_pass = False
             self.metrics.forward += time.perf_counter() - begun
             self.metrics.forward_cpu += time.thread_time() - cpu
 

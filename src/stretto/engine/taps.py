@@ -15,23 +15,34 @@ from stretto.models.sites import Kind, Site, find_sites
 Floats = NDArray[np.float32]
 
 
-def _resolved(tokens: str | tuple[int, ...], n_prompt: int) -> str | tuple[int, ...]:
-    """Places below 0 counted from the end of the prompt."""
-    if isinstance(tokens, str):
-        return tokens
-    for place in tokens:
-        if place < -n_prompt:
+class _Named:
+    """Which tokens of a text are meant: a part of it, or places, of which those below 0 count from the prompt's end."""
+
+    def __init__(self, tokens: str | tuple[int, ...], n_prompt: int) -> None:
+        self.part = tokens if isinstance(tokens, str) else ""
+        self.order: dict[int, int] = {}  # of the places, as they were given
+        self._n_prompt = n_prompt
+        for place in tokens if isinstance(tokens, tuple) else ():
+            if place < -n_prompt:
+                raise InvalidRequest(
+                    f"there is no token {place} in a prompt of {n_prompt}; -1 is its last one", param="tokens"
+                )
+            self.order[place + n_prompt if place < 0 else place] = len(self.order)
+        if isinstance(tokens, tuple) and len(self.order) < len(tokens):
             raise InvalidRequest(
-                f"there is no token {place} in a prompt of {n_prompt}; -1 is its last one", param="tokens"
+                f"two of the places {list(tokens)!r:.80} are the same token of a prompt of {n_prompt}",
+                param="tokens",
             )
-    return tuple(place + n_prompt if place < 0 else place for place in tokens)
 
+    def __contains__(self, place: int) -> bool:
+        if not self.part:
+            return place in self.order
+        return self.part == "all" or (place < self._n_prompt) == (self.part == "prompt")
 
-def _names(place: int, tokens: str | tuple[int, ...], n_prompt: int) -> bool:
-    """Whether the token at a place is one of those that are meant."""
-    if not isinstance(tokens, str):
-        return place in tokens
-    return tokens == "all" or (place < n_prompt) == (tokens == "prompt")
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether these are tokens of the prompt before its last one, which is always computed."""
+        return self.part in ("all", "prompt") or any(place < self._n_prompt - 1 for place in self.order)
 
 
 class Taps:
@@ -44,54 +55,43 @@ class Taps:
         self.error: Exception | None = None  # of a patch's function, for the request to end with
         self._capture = capture
         self._captured = [] if capture is None else find_sites(sites, capture.sites, "capture")
-        self._tokens = "all" if capture is None else _resolved(capture.tokens, n_prompt)
-        self._patches: list[tuple[Patch, Site, str | tuple[int, ...]]] = []
+        self._named = _Named("generated" if capture is None else capture.tokens, n_prompt)
+        self._patches: list[tuple[Patch, Site, _Named]] = []
         for patch in patches:
             for site in find_sites(sites, [patch.site], "patch"):
                 patch.check(site)
-                self._patches.append((patch, site, _resolved(patch.tokens, n_prompt)))
+                self._patches.append((patch, site, _Named(patch.tokens, n_prompt)))
         self._next = 0  # the first place that was not captured yet
         self._asked: list[tuple[list[int], list[int], list[Tap]]] = []  # of the pass that is being run
         self._pieces: list[Captured] = []  # that were not given out
 
     @property
-    def has_patches(self) -> bool:
-        """Whether anything is changed."""
-        return bool(self._patches)
-
-    @property
     def reads_prompt(self) -> bool:
-        """Whether tokens of the prompt have to be computed, since they are captured or changed."""
-        if self._capture is None or self._tokens == "generated":
-            return self.has_patches
-        return isinstance(self._tokens, str) or any(place < self.n_prompt - 1 for place in self._tokens)
+        """Whether tokens of the prompt have to be computed, since they are captured or anything is changed."""
+        return bool(self._patches) or self._named.reads_prompt
 
     def ask(self, batch: Batch, first: int, place: int, tokens: Sequence[int]) -> None:
         """Tap the rows of a batch from `first` on, whose tokens stand at `place` and behind in the text."""
         self._asked = []
         n = len(batch) - first
         for patch, site, named in self._patches:
-            places = [one for one in range(place, place + n) if _names(one, named, self.n_prompt)]
+            places = [one for one in range(place, place + n) if one in named]
             if places:
                 batch.tap(
                     site, [first + one - place for one in places], self._change(patch, site, named, places)
                 )
-        places = [
-            one
-            for one in range(max(place, self._next), place + n)
-            if _names(one, self._tokens, self.n_prompt)
-        ]
+        places = [one for one in range(max(place, self._next), place + n) if one in self._named]
         if places and self._captured:
             rows = [first + one - place for one in places]
             taps = [batch.tap(site, rows) for site in self._captured]
             self._asked.append((places, [int(tokens[one]) for one in places], taps))
 
     def _change(
-        self, patch: Patch, site: Site, named: str | tuple[int, ...], places: list[int]
+        self, patch: Patch, site: Site, named: _Named, places: list[int]
     ) -> Callable[[Floats], None]:
         def change(rows: Floats) -> None:
             try:
-                patch.apply(rows, places, site, named)
+                patch.apply(rows, places, site, named.order)
             except Exception as error:
                 self.error = self.error or error
 
@@ -100,10 +100,7 @@ class Taps:
     def take(self) -> None:
         """Keep what the pass has captured."""
         for places, tokens, taps in self._asked:
-            arrays = {
-                tap.site.name: tap.values.astype(np.int32) if tap.site.kind is Kind.EXPERTS else tap.values
-                for tap in taps
-            }
+            arrays = {tap.site.name: tap.values.astype(_type_of(tap.site), copy=False) for tap in taps}
             self._pieces.append(Captured(arrays, tokens, places, self.n_prompt))
             self._next = places[-1] + 1
         self._asked = []
@@ -122,7 +119,7 @@ class Taps:
         if self._capture is None or self._capture.callback is not None:
             return None
         if not self._pieces:
-            empty = {site.name: np.empty((0, site.width), np.float32) for site in self._captured}
+            empty = {site.name: np.empty((0, site.width), _type_of(site)) for site in self._captured}
             return Captured(empty, [], [], self.n_prompt)
         if len(self._pieces) > 1:
             arrays = {
@@ -133,3 +130,8 @@ class Taps:
             places = [place for piece in self._pieces for place in piece.places]
             self._pieces = [Captured(arrays, tokens, places, self.n_prompt)]
         return self._pieces[0]
+
+
+def _type_of(site: Site) -> type[np.generic]:
+    """The type of the numbers of a site as callers get them."""
+    return np.int32 if site.kind is Kind.EXPERTS else np.float32
