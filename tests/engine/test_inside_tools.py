@@ -79,9 +79,3 @@ def test_wrong_values_are_named(llm, call, message):
         call(llm)
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.9, "top_k": 20, "seed": 3}])
-def test_scores_of_a_text_are_the_log_probabilities_it_was_sampled_with(llm, sampling):
-    result = llm.generate(CLEAN, max_tokens=12, ignore_eos=True, logprobs=1, **sampling)
-    scores = llm.score(CLEAN + result.tokens)[-len(result.tokens) :]
-    reported = np.array([event.logprob for event in result.logprobs], np.float32)
-    assert np.array_equal(np.asarray(scores, np.float32), reported)

@@ -29,6 +29,7 @@ from stretto.engine.runner import Runner
 from stretto.engine.sequence import Sequence, prepare, track_in
 from stretto.errors import ContextOverflow, InvalidRequest, Unsupported, wrong_value
 from stretto.models.sites import list_sites
+from stretto.sampling.params import SamplingParams
 from stretto.sampling.sampler import RandomStream
 
 __all__ = [
@@ -50,15 +51,29 @@ Floats = NDArray[np.float32]
 
 
 def score_request(
-    engine: Engine, tokens: list[int], adapter: str | Mapping[str, float] | None = None
+    engine: Engine,
+    tokens: list[int],
+    adapter: str | Mapping[str, float] | None = None,
+    sampling: SamplingParams | None = None,
 ) -> Request[ScorePass]:
     """The log-probability of each token after the first, given those before it: float32[n-1]."""
     runner = engine.runner
+    _check_sampling(sampling)
+    if sampling is not None and sampling.penalizes:
+        raise InvalidRequest(
+            "penalties count the tokens behind a prompt; give the prompt, and its continuations apart",
+            param="sampling",
+        )
     _check_scorable(engine, tokens)
     track = runner.new_track(tokens[:-1], RandomStream(0))
     track.adapt(runner.adapters.mix(adapter_parts(adapter)))
     track.make_private()
-    return Request(ScorePass(runner, track, tokens), runner.metrics)
+    return Request(ScorePass(runner, track, tokens, sampling), runner.metrics)
+
+
+def _check_sampling(sampling: object) -> None:
+    if not isinstance(sampling, SamplingParams | None):
+        raise wrong_value("sampling", sampling, "a stretto.SamplingParams, or None for the model's own")
 
 
 def measure_request(
@@ -220,6 +235,7 @@ def packed_request(
     text: list[int] | Sequence,
     continuations: list[list[int]],
     adapter: str | Mapping[str, float] | None = None,
+    sampling: SamplingParams | None = None,
 ) -> Request[PackedPass]:
     """Of each continuation the log-probability of its tokens: a list of float32[n].
 
@@ -227,6 +243,7 @@ def packed_request(
     """
     runner = engine.runner
     runner.backend.capabilities.require("fork", runner.backend.name)
+    _check_sampling(sampling)
     mix = runner.adapters.mix(adapter_parts(adapter))
     for number, tokens in enumerate(continuations):
         if not tokens:
@@ -249,7 +266,7 @@ def packed_request(
         track = runner.new_track(text, RandomStream(0))
         track.adapt(mix)
     is_prompt = not isinstance(text, Sequence)
-    return Request(PackedPass(runner, track, continuations, park=is_prompt), runner.metrics)
+    return Request(PackedPass(runner, track, continuations, is_prompt, sampling), runner.metrics)
 
 
 def _check_room(engine: Engine, n: int, longest: int) -> None:

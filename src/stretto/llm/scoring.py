@@ -17,6 +17,7 @@ from stretto.engine.worker import Worker
 from stretto.errors import InvalidRequest, wrong_value
 from stretto.llm.prompts import OnePrompt, prompt_ids
 from stretto.options.generating import CACHE_SALT
+from stretto.sampling.params import SamplingParams
 
 # Log-probabilities of prompts, token by token.
 
@@ -87,11 +88,21 @@ class Scoring:
 
     @overload
     def score(
-        self, prompt: OnePrompt, continuations: None = None, *, adapter: Adapter | None = None
+        self,
+        prompt: OnePrompt,
+        continuations: None = None,
+        *,
+        adapter: Adapter | None = None,
+        sampling: SamplingParams | None = None,
     ) -> Floats: ...
     @overload
     def score(
-        self, prompt: OnePrompt | Sequence, continuations: Continuations, *, adapter: Adapter | None = None
+        self,
+        prompt: OnePrompt | Sequence,
+        continuations: Continuations,
+        *,
+        adapter: Adapter | None = None,
+        sampling: SamplingParams | None = None,
     ) -> list[Floats]: ...
     def score(
         self,
@@ -99,25 +110,37 @@ class Scoring:
         continuations: Continuations | None = None,
         *,
         adapter: Adapter | None = None,
+        sampling: SamplingParams | None = None,
     ) -> Floats | list[Floats]:
         """float32[n-1]: the log-probability of each token after the first, given those before it.
 
         With `continuations` of the prompt: of each of them float32[n], all computed in one pass, packed. A
-        `Sequence` as prompt stays as it is.
+        `Sequence` as prompt stays as it is. With `sampling` log-probabilities are those after temperature, top-k
+        and the rest of the chain, as `sampled_logprobs` reports them: −inf for what it excludes.
 
         >>> scores = llm.score("The capital of France is", [" Paris", " Rome", " the city of Lyon"])
         >>> [one.sum() for one in scores]           # the log-probability of each
         """
-        request = self._scoring(prompt, continuations, adapter)
+        request = self._scoring(prompt, continuations, adapter, sampling)
         return cast("Floats | list[Floats]", complete(self._engine, request))
 
     @overload
     async def ascore(
-        self, prompt: OnePrompt, continuations: None = None, *, adapter: Adapter | None = None
+        self,
+        prompt: OnePrompt,
+        continuations: None = None,
+        *,
+        adapter: Adapter | None = None,
+        sampling: SamplingParams | None = None,
     ) -> Floats: ...
     @overload
     async def ascore(
-        self, prompt: OnePrompt | Sequence, continuations: Continuations, *, adapter: Adapter | None = None
+        self,
+        prompt: OnePrompt | Sequence,
+        continuations: Continuations,
+        *,
+        adapter: Adapter | None = None,
+        sampling: SamplingParams | None = None,
     ) -> list[Floats]: ...
     async def ascore(
         self,
@@ -125,26 +148,31 @@ class Scoring:
         continuations: Continuations | None = None,
         *,
         adapter: Adapter | None = None,
+        sampling: SamplingParams | None = None,
     ) -> Floats | list[Floats]:
         """As `score`, to await; cancelling the task cancels it."""
         from stretto.engine.aio import finished_pass
 
-        make = partial(self._scoring, prompt, continuations, adapter)
+        make = partial(self._scoring, prompt, continuations, adapter, sampling)
         return cast("Floats | list[Floats]", await finished_pass(self._worker, make))
 
     def _scoring(
-        self, prompt: OnePrompt | Sequence, continuations: Continuations | None, adapter: Adapter | None
+        self,
+        prompt: OnePrompt | Sequence,
+        continuations: Continuations | None,
+        adapter: Adapter | None,
+        sampling: SamplingParams | None,
     ) -> Request[Any]:
         if continuations is not None:
             several = self._continuation_ids(continuations)
             text = prompt if isinstance(prompt, Sequence) else prompt_ids(self._engine, prompt)
-            return packed_request(self._engine, text, several, adapter)
+            return packed_request(self._engine, text, several, adapter, sampling)
         if isinstance(prompt, Sequence):
             raise InvalidRequest(
                 "a sequence has been computed already; give `continuations`, or score its tokens",
                 param="continuations",
             )
-        return score_request(self._engine, prompt_ids(self._engine, prompt), adapter)
+        return score_request(self._engine, prompt_ids(self._engine, prompt), adapter, sampling)
 
     def _continuation_ids(self, continuations: Continuations) -> list[list[int]]:
         """The tokens of continuations; special tokens in texts are not parsed, as in `seq.append`."""

@@ -19,7 +19,8 @@ from stretto.engine.params import Hook
 from stretto.engine.runner import Runner
 from stretto.engine.track import Source, Track, open_lanes
 from stretto.engine.types import Logprob
-from stretto.sampling.sampler import RandomStream
+from stretto.sampling.params import SamplingParams
+from stretto.sampling.sampler import RandomStream, shaped
 from stretto.sampling.transforms import log_probabilities, measure
 
 Floats = NDArray[np.float32]
@@ -136,15 +137,20 @@ class _AllRows:
 
 
 class _Scored(_AllRows):
-    def __init__(self, track: Track, tokens: list[int], most: int) -> None:
+    def __init__(
+        self, track: Track, tokens: list[int], most: int, sampling: SamplingParams | None = None
+    ) -> None:
         super().__init__(track, most)
         self._tokens = tokens
+        self._sampling = sampling
         self.scores = np.empty(len(tokens) - 1, np.float32)
 
     def take(self, rows: Rows) -> None:
         """Keep the log-probability of the token behind each row."""
         first = self.track.n_placed - len(rows)
         for i, row in enumerate(host_rows(rows), first):
+            if self._sampling is not None:
+                row = shaped(row, self._sampling, self._tokens[: i + 1], i + 1)
             self.scores[i] = log_probabilities(row, [self._tokens[i + 1]])[0]
 
 
@@ -185,9 +191,11 @@ class _OneSourcePass(Pass, Generic[OneSource]):
 class ScorePass(_OneSourcePass[_Scored]):
     """The log-probability of each token of a text after its first, given those before it."""
 
-    def __init__(self, runner: Runner, track: Track, tokens: list[int]) -> None:
+    def __init__(
+        self, runner: Runner, track: Track, tokens: list[int], sampling: SamplingParams | None = None
+    ) -> None:
         track.checkpoints = None  # nothing of it stays
-        super().__init__(runner, _Scored(track, tokens, rows_at_once(runner)))
+        super().__init__(runner, _Scored(track, tokens, rows_at_once(runner), sampling))
 
     def result(self) -> Floats:
         """float32[n-1]."""
@@ -403,9 +411,10 @@ class _Packed:
     step_tokens = 0  # none of it is decoding
     at_end = False
 
-    def __init__(self, runner: Runner, track: Track) -> None:
+    def __init__(self, runner: Runner, track: Track, sampling: SamplingParams | None = None) -> None:
         self.track = track
         self._runner = runner
+        self._sampling = sampling
         self._most = rows_at_once(runner)  # tokens in a pass
         self._tree = DraftTree()
         self._n_done = 0  # nodes of the tree that have been computed
@@ -413,6 +422,7 @@ class _Packed:
         self._lanes: list[int] = []
         self._through: list[list[int]] = []  # the branches of each node
         self._wanted: list[list[int]] = []  # the tokens behind each node that are scored
+        self._before: list[list[int]] = []  # those from the root to each node
         self._scores: dict[tuple[int, int], float] = {}  # of a token behind a node of the tree
 
     @property
@@ -462,6 +472,9 @@ class _Packed:
 
     def _note(self, node: int, row: Row) -> None:
         tokens = self._wanted[node]
+        if self._sampling is not None:
+            text, n_prompt = self.track.text_tokens
+            row = shaped(row, self._sampling, [*text, *self._before[node]], n_prompt)
         for token, logprob in zip(tokens, log_probabilities(row, tokens).tolist(), strict=True):
             self._scores[node, token] = logprob
 
@@ -471,8 +484,10 @@ class _Packed:
         self._tree = DraftTree(tokens[:-1] for tokens in continuations)
         self._through = self._tree.list_branches()
         self._wanted = [[] for _ in self._through]
+        self._before = [[] for _ in self._through]
         for tokens in continuations:
-            for node, token in self._followed(tokens):
+            for n_before, (node, token) in enumerate(self._followed(tokens)):
+                self._before[node] = tokens[:n_before]
                 if token not in self._wanted[node]:
                     self._wanted[node].append(token)
         self._lanes = [self._runner.borrowed.take(self) for _ in self._tree.branches]
@@ -501,8 +516,15 @@ class PackedPass(_OneSourcePass[_Packed]):
 
     reuses_prefix = True
 
-    def __init__(self, runner: Runner, track: Track, continuations: list[list[int]], park: bool) -> None:
-        super().__init__(runner, _Packed(runner, track))
+    def __init__(
+        self,
+        runner: Runner,
+        track: Track,
+        continuations: list[list[int]],
+        park: bool,
+        sampling: SamplingParams | None = None,
+    ) -> None:
+        super().__init__(runner, _Packed(runner, track, sampling))
         self._park = park
         self._continuations = continuations
         self._found: list[Floats] = [np.empty(0, np.float32)] * len(continuations)
