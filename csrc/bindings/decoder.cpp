@@ -148,6 +148,7 @@ void bind_decoder(nb::module_& m) {
              nb::arg("data").noconvert(), nb::keep_alive<1, 6>())
         .def("pack_rows", &pack_rows, nb::arg("name"), nb::arg("code"), nb::arg("rows"), nb::arg("columns"),
              nb::arg("data").noconvert(), nb::arg("count"))
+        .def("renew", &Decoder::renew, nb::arg("name"))
         .def("defer", &defer, nb::arg("name"), nb::arg("code"), nb::arg("rows"), nb::arg("columns"),
              nb::arg("data").noconvert())
         .def("pack_deferred", &pack_deferred, nb::arg("stop").noconvert())

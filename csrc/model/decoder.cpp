@@ -106,6 +106,14 @@ void Decoder::set_unpacked(const std::string& name, int format, size_t rows, siz
     if (name.find("_exps.") == std::string::npos) read_soon(data, bytes);
 }
 
+// Has a packed matrix wait for other rows, in the memory that it has.
+void Decoder::renew(const std::string& name) {
+    const Tensors::Entry* entry = tensors_.find(name);
+    if (!entry || !entry->matrix || !entry->matrix->data) throw std::invalid_argument("no packed matrix " + name);
+    complete_ = false;
+    entry->matrix->ready = 0;
+}
+
 void Decoder::pack_rows(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data,
                         size_t count) {
     complete_ = false;

@@ -72,6 +72,7 @@ public:
     Tensors& tensors() { return tensors_; }
     // A matrix as a whole, left in the file's format; the bytes must stay.
     void set_unpacked(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data);
+    void renew(const std::string& name);
     // Packs the next `count` rows of a matrix, a multiple of 16 unless they are the last.
     void pack_rows(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data, size_t count);
     // A matrix as a whole, which `pack_deferred` packs; until then passes read the file's rows, which gives the same bits.

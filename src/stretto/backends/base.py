@@ -19,6 +19,8 @@ from stretto.models.sites import Site
 from stretto.models.spec import ModelSpec
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.sampler import RandomStream
+from stretto.weights.gguf import GGUF
+from stretto.weights.tensor import Tensor
 
 __all__ = [
     "POOLINGS",
@@ -44,6 +46,7 @@ __all__ = [
     "SamplesRows",
     "Settles",
     "Tap",
+    "Updates",
 ]
 
 
@@ -138,6 +141,18 @@ class Draw(NamedTuple):
         if params is not self.params or uniform != self.uniform or mask is not self.mask:
             return False
         return not params.penalizes or (len(tokens), n_prompt) == (len(self.tokens), self.n_prompt)
+
+
+@runtime_checkable
+class Updates(Protocol):
+    """The part of a backend whose weights can be replaced while it is open."""
+
+    def update(self, file: GGUF, is_new: Callable[[Tensor], bool]) -> str:
+        """Take the new tensors of a file, in the formats that it has; return a fingerprint of them.
+
+        The file is of the same spec. An exception may leave a part of the weights replaced.
+        """
+        ...
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,16 @@ from stretto.backends.native_weights import (
     checked_spec,
     load_weights,
     narrowest,
+    renew_weights,
 )
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, Unsupported
 from stretto.hardware import kernel_sets
 from stretto.models.spec import ModelSpec
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.sampler import WRONG, bias_arrays, history
 from stretto.weights.gguf import GGUF
 from stretto.weights.memory import Placement
+from stretto.weights.tensor import Tensor
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -88,6 +90,8 @@ class NativeBackend:
         self.cell_layout = f"{layout}, {spec.kv_layout}"
         is_shared = placement is not None and placement.shared
         formats = load_weights(self.decoder, file, spec, repack, is_shared)
+        self._formats = formats if repack and not is_shared else None
+        self._held: dict[str, Bytes] = {}  # replaced matrices that are not packed
         self._packing = Packing(self.decoder, file) if self.decoder.n_deferred else None
         self._quantized = {  # matrices that are multiplied with activations of 8 bits
             name for name, kind in formats.items() if kind not in FLOATS and precision == "standard"
@@ -126,6 +130,16 @@ class NativeBackend:
     def hidden(self, batch: Batch) -> Floats:
         """float32[n_wanted, n_embd]."""
         return self._run(batch, hidden=True)
+
+    def update(self, file: GGUF, is_new: Callable[[Tensor], bool]) -> str:
+        """Pack the new tensors of a file again, in the formats that the matrices have."""
+        if self._formats is None:
+            raise Unsupported(
+                "the weights of this model are read from a file or shared with other processes; load it with "
+                "repack=True to replace them"
+            )
+        self.settle()
+        return renew_weights(self._open, file, self.spec, self._formats, is_new, self._held)
 
     def load_adapter(self, name: str, lora: LoRA) -> None:
         """Pack an adapter's matrices.

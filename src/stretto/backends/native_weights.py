@@ -10,9 +10,10 @@ suits the matrix they change.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from stretto.hardware import kernel_sets
 from stretto.models.parts import Rope
 from stretto.models.spec import ModelSpec
 from stretto.weights.adapters import Pair
-from stretto.weights.formats import Format, quantize
+from stretto.weights.formats import Format, dequantize, quantize
 from stretto.weights.gguf import GGUF
 from stretto.weights.hub.store import Store
 from stretto.weights.mapped import check_maps, list_maps
@@ -96,8 +97,6 @@ def load_weights(
 ) -> dict[str, Format]:
     """Give a decoder all tensors that it needs; return the formats of its matrices."""
     matrices, tensors = Matrices(file, spec), decoder.tensors()
-    # Of an encoder's embeddings too only rows are read: it has no logits.
-    looked_up = LOOKED_UP if spec.causal else LOOKED_UP | {"token_embd"}
     file.read_ahead(repack)  # vectors stand between matrices, which are not to be read yet
     for name, rows, columns in tensors:
         if not columns:
@@ -109,7 +108,7 @@ def load_weights(
     mapped: dict[str, PackedMatrix] = {}
     is_deferred = file.nbytes >= DEFERRED_BYTES and not file.quantised_as
     if is_shared:
-        packed = [shape for shape in wanted if repack and shape[0] not in looked_up]
+        packed = [shape for shape in wanted if repack and not _is_looked_up(shape[0], spec)]
         mapped = shared_matrices(file, lambda: _pack_apart(decoder.threads, file, spec, matrices, packed))
     formats = {}
     for name, rows, columns in wanted:
@@ -120,8 +119,54 @@ def load_weights(
         else:
             found = matrices.rows(name, rows)
             formats[name] = found.format
-            _set_matrix(decoder, file, found, name, columns, repack and name not in looked_up, is_deferred)
+            _set_matrix(
+                decoder, file, found, name, columns, repack and not _is_looked_up(name, spec), is_deferred
+            )
     return formats
+
+
+def renew_weights(
+    decoder: _native.Decoder,
+    file: GGUF,
+    spec: ModelSpec,
+    formats: Mapping[str, Format],
+    is_new: Callable[[Tensor], bool],
+    held: dict[str, Bytes],
+) -> str:
+    """Replace a decoder's tensors by the new ones of a file, in memory that it has; return their fingerprint.
+
+    Matrices keep their formats. `held` are those that are not packed, which stay the caller's arrays.
+    """
+    matrices, digest = Matrices(file, spec), sha256()
+    for name, rows, columns in decoder.tensors():
+        if not columns:
+            tensor, numbers = matrices.vector(name, rows)
+            if is_new(tensor):
+                decoder.set_vector(name, numbers)
+                digest.update(name.encode() + b"\0" + numbers.tobytes())
+            continue
+        found, fmt = matrices.rows(name, rows), formats[name]
+        if not is_new(found.tensor):
+            continue
+        data = found.data
+        if found.format is not fmt:
+            data = quantize(dequantize(np.ascontiguousarray(data), found.format), fmt)
+        flat = np.ascontiguousarray(data).reshape(-1)
+        digest.update(name.encode() + b"\0" + flat.data)
+        if name in held:
+            held[name][:] = flat
+        elif _is_looked_up(name, spec):
+            held[name] = flat.copy()
+            decoder.set_unpacked(name, fmt.value, len(data), columns, held[name])
+        else:
+            decoder.renew(name)
+            decoder.pack_rows(name, fmt.value, len(data), columns, flat, len(data))
+    return digest.hexdigest()
+
+
+def _is_looked_up(name: str, spec: ModelSpec) -> bool:
+    """Whether only rows of a matrix are read: an encoder's embeddings too, as it has no logits."""
+    return name in LOOKED_UP or (name == "token_embd" and not spec.causal)
 
 
 class Packing:

@@ -39,6 +39,7 @@ class Domain(NamedTuple):
     salt: str | None = None  # `cache_salt` of a request
     private: int = 0  # id of a sequence that shares with its forks alone
     is_edited: bool = False  # K/V may be those of a text that was edited in place
+    weights: str = ""  # fingerprint of the model's weights, where they are no longer those of its file
 
     @property
     def is_common(self) -> bool:

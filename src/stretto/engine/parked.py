@@ -130,6 +130,7 @@ class ParkedSequences:
         """Keep what is cached of a text until the pin is released, computing nothing; None if nothing is."""
         runner = self._engine.runner
         with self._engine.lock:
+            domain = domain._replace(weights=runner.weights)
             self._engine.scheduler.sweep()
             runner.tidy()
             find = runner.prefixes.find if runner.slots is None else runner.prefixes.find_state
@@ -147,8 +148,9 @@ class ParkedSequences:
         others begin with. Returns how many cells are free again.
         """
         runner, text = self._engine.runner, tuple(tokens)
-        stored, domain = self._engine.stored, Domain(salt=cache_salt)
+        stored = self._engine.stored
         with self._engine.lock:
+            domain = Domain(salt=cache_salt, weights=runner.weights)
             self._engine.scheduler.sweep()
             runner.tidy()
             n_free = runner.cells.n_free

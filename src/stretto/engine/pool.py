@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from stretto.backends.base import Backend
 from stretto.cache.cells import Cells
 from stretto.cache.items import ImageToken
-from stretto.cache.prefix import CacheKey, Domain, PrefixCache
+from stretto.cache.prefix import CacheKey, PrefixCache
 from stretto.cache.radix import common
 from stretto.cache.slots import Slots
 from stretto.engine.metrics import Metrics
@@ -129,6 +129,7 @@ class CellPool:
         self.tracks = OpenTracks()
         self.orphans: deque[tuple[int, CacheKey, int | None]] = deque()  # of handles dropped without closing
         self.closed = False
+        self.weights = ""  # their fingerprint, once they were replaced
         self.on_park: Callable[[], None] | None = None  # called when a sequence was parked
         self._ids = count(FIRST_ID)
         self.borrowed = BorrowedIds(self.cells, self._ids)
@@ -153,7 +154,7 @@ class CellPool:
         track = self._bare_track(random)
         track.edits = edits
         if salt:
-            track.domain = Domain(salt=salt)
+            track.domain = track.domain._replace(salt=salt)
         track.extend(tokens)
         track.n_prompt = len(tokens)
         self.tracks[track.id] = track
@@ -188,6 +189,7 @@ class CellPool:
 
     def _bare_track(self, random: RandomStream) -> Track:
         track = Track(self.cells, self.new_id(), self.context_length, random)
+        track.domain = track.domain._replace(weights=self.weights)
         if self.slots is not None and self.slots.max_checkpoints and self.prefix_cache:
             track.checkpoints = Checkpoints(self.slots, track.id)
         return track
@@ -237,6 +239,8 @@ class CellPool:
             self.prefix_cache and not track.n_placed and len(track) >= 2 and track.position == len(track)
         ):
             return None
+        if track.domain.weights != self.weights:  # it was made before they were replaced
+            track.domain = track.domain._replace(weights=self.weights)
         items, slots = track.tokens[:-1], self.slots
         source, n = self.prefixes.find(items, track.domain)
         n_common, parked = n, True

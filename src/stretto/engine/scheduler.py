@@ -92,6 +92,7 @@ class Scheduler:
         self.waiting: list[AnyRequest] = []
         self.running: list[AnyRequest] = []
         self.changes = Changes()
+        self.is_held = False  # only requests that have begun run, until those have ended
         self._last = Plan()
         self._turn = 0  # which request's token comes first, when a pass has no room for all
 
@@ -137,6 +138,11 @@ class Scheduler:
                 one.queued = not one.urgent
                 one.changes = self.changes
                 self._runner.metrics.added += one.queued
+
+    @property
+    def begun(self) -> list[AnyRequest]:
+        """Requests that run, or ran before they were preempted."""
+        return [*self.running, *(request for request in self.waiting if request.output.has_tokens)]
 
     @property
     def has_room(self) -> bool:
@@ -439,6 +445,8 @@ class Scheduler:
         max_running = self.limits.max_running
         places = Places(self.running, max_running)
         queue = self.turns.in_order(self.waiting) if has_turns else self.waiting
+        if self.is_held:
+            queue = [request for request in queue if request.output.has_tokens]
         n_pending = 0  # less what is shared
         computing: list[tuple[Track, int]] | None = None
         for request in islice(places.candidates(queue), 2 * max_running):  # however long the queue is

@@ -110,22 +110,22 @@ class StoredPrefixes:
 
         Nothing is raised for what cannot be read or has no room: then it is computed.
         """
-        runner, items = self._runner, track.cache_key.items
+        runner, (items, domain) = self._runner, track.cache_key
         n = (len(items) - 1) // BLOCK_TOKENS
-        if self._closed or n < 1 or not track.domain.is_common:
+        if self._closed or n < 1 or not domain.is_common:
             return
         if track.checkpoints is not None:  # a state that can be kept, behind the last whole block
             track.checkpoints.want((len(items) - TAIL_TOKENS) // BLOCK_TOKENS * BLOCK_TOKENS)
-        root = self._root(track.domain)
+        root = self._root(domain)
         keys = self._find(root, items, n)
         if not keys or not self._loading.acquire(blocking=not self._is_inside):
             return
         try:
             with self._lock():
-                if runner.closed or (match := runner.lookup(track)) is None:
+                if runner.closed or (match := runner.lookup(track)) is None or track.domain != domain:
                     return
             if len(keys) * BLOCK_TOKENS > match.n:
-                self._load(track, root, keys)
+                self._load(track, domain, root, keys)
         except CacheFull:
             return
         finally:
@@ -148,7 +148,7 @@ class StoredPrefixes:
                 keys.pop()
         return keys
 
-    def _load(self, track: Track, root: Root, keys: list[bytes]) -> None:
+    def _load(self, track: Track, domain: Domain, root: Root, keys: list[bytes]) -> None:
         """Read blocks into cells that a holder has meanwhile, and park those that were sound."""
         runner, slots = self._runner, self._runner.slots
         with self._lock():
@@ -175,7 +175,7 @@ class StoredPrefixes:
         finally:
             with self._lock():
                 if not runner.closed:
-                    self._park(track, root, keys, holder, n, stop)
+                    self._park(track, domain, root, keys, holder, n, stop)
 
     def _fitting(self, track: Track, start: int, stop: int) -> int:
         """How many blocks find cells that running requests do not need, and end no image in its middle."""
@@ -226,7 +226,9 @@ class StoredPrefixes:
                 ask()
                 yield i, data
 
-    def _park(self, track: Track, root: Root, keys: Sequence[bytes], holder: int, n: int, stop: int) -> None:
+    def _park(
+        self, track: Track, domain: Domain, root: Root, keys: Sequence[bytes], holder: int, n: int, stop: int
+    ) -> None:
         """Park the first n blocks of a holder, with the states behind them; under the lock."""
         runner, slots = self._runner, self._runner.slots
         try:
@@ -235,7 +237,7 @@ class StoredPrefixes:
             runner.cells.remove(holder, n * BLOCK_TOKENS)
             if n:
                 items = track.cache_key.items[: n * BLOCK_TOKENS]
-                runner.park(holder, CacheKey(items, track.domain), None, keep_id=True)
+                runner.park(holder, CacheKey(items, domain), None, keep_id=True)
         finally:
             runner.borrowed.give_back(self, [holder])
 
@@ -422,4 +424,7 @@ class StoredPrefixes:
     def _root(self, domain: Domain) -> Root:
         if self._identity_text is None:
             self._identity_text = self._identity()
-        return self.store.root(f"{self._identity_text}, adapters {domain.adapter!r}", domain.salt)
+        identity = f"{self._identity_text}, adapters {domain.adapter!r}"
+        return self.store.root(
+            f"{identity}, weights {domain.weights}" if domain.weights else identity, domain.salt
+        )

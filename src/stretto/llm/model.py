@@ -6,6 +6,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
@@ -34,6 +35,7 @@ from stretto.llm.base import EngineModel
 from stretto.llm.prompts import Prompt, prompt_ids
 from stretto.llm.scoring import Adapter, Scoring
 from stretto.llm.texts import Texts, is_list, new_runs
+from stretto.llm.updating import Updating
 from stretto.loading.choose import Route
 from stretto.models.sites import Site, list_sites
 from stretto.options.documenting import document_options
@@ -58,7 +60,7 @@ Floats = NDArray[np.float32]
 ONE_STREAM = "a stream is of one run; make one for each prompt, and take steps in turns"
 
 
-class LLM(Texts, Scoring, EngineModel):
+class LLM(Texts, Scoring, Updating, EngineModel):
     """A model, ready to generate. Make one with `stretto.load`; close it, or use it in a `with`."""
 
     verbs = "generate", "stream", "chat", "score", "embed", "parallel"
@@ -75,12 +77,14 @@ class LLM(Texts, Scoring, EngineModel):
         vision: Vision | None = None,
         route: Route | None = None,
         defaults: Mapping[str, Any] | None = None,
+        path: Path | None = None,
     ) -> None:
         super().__init__(Engine(backend, tokenizer, limits, prefix_cache, fingerprint), tokenizer)
         self._engine.runner.images = self.vision = vision  # what encodes images, or None
         self._engine.reasoning = None if template is None else find_reasoning(template.source, tokenizer)
         self.template = template
         self.defaults = Options(**(defaults or {}))  # for options that a call does not name
+        self._path = path  # of the file or folder that it was loaded from
         self.route = route  # what runs the model, what else could, and why not; None if it was not loaded
         self.cells = CellTable(self._engine)  # copy, remove, keep, clear by `seq.id`
         self.cache = ParkedSequences(self._engine)  # parked sequences, the prefix cache

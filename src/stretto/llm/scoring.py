@@ -115,8 +115,8 @@ class Scoring:
         """float32[n-1]: the log-probability of each token after the first, given those before it.
 
         With `continuations` of the prompt: of each of them float32[n], all computed in one pass, packed. A
-        `Sequence` as prompt stays as it is. With `sampling` log-probabilities are those after temperature, top-k
-        and the rest of the chain, as `sampled_logprobs` reports them: −inf for what it excludes.
+        `Sequence` as prompt stays as it is. With `sampling` log-probabilities are those after temperature,
+        top-k and the rest of the chain, as `sampled_logprobs` reports them: −inf for what it excludes.
 
         >>> scores = llm.score("The capital of France is", [" Paris", " Rome", " the city of Lyon"])
         >>> [one.sum() for one in scores]           # the log-probability of each

@@ -112,6 +112,7 @@ def _make_llm(opened: OpenedModel, options: LoadOptions, template: str | None) -
         vision=opened.vision,
         route=opened.route,
         defaults=opened.defaults,
+        path=opened.path,
     )
     _keep_on_disk(llm, options, opened.files)
     return llm

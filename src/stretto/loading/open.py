@@ -45,6 +45,7 @@ class OpenedModel:
     defaults: Mapping[str, float | int] = field(default_factory=dict)  # options that its authors recommend
     maps: Collection[GuardedMap] = ()  # files that it may still read from
     files: tuple[Path, ...] = ()  # with its weights
+    path: Path | None = None  # of the file or folder
 
 
 def open_model(model: Model, options: LoadOptions | None = None) -> OpenedModel:
@@ -90,6 +91,7 @@ def open_model(model: Model, options: LoadOptions | None = None) -> OpenedModel:
             defaults,
             maps,
             tuple(description.files),
+            description.path,
         )
 
 

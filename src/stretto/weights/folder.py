@@ -22,6 +22,7 @@ from stretto.weights.mapped import Fingerprint
 from stretto.weights.tensor import Tensor
 
 if TYPE_CHECKING:
+    from stretto.weights.given import Given
     from stretto.weights.safetensors import Shard
 
 CONFIG = "config.json"
@@ -31,13 +32,17 @@ class Folder(GGUF):
     """An open folder, as a GGUF file: `metadata`, `tensors`, `nbytes`, `files`.
 
     `encoder`: as the `mmproj` file of its encoder of images or sounds, instead of its language model's file.
+    `given`: tensors that take the place of the files' own (weights/given.py).
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, encoder: bool = False) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, encoder: bool = False, given: Given | None = None
+    ) -> None:
         from stretto.weights.folders import convert
         from stretto.weights.folders.pooling import dense_modules, sentence_keys
         from stretto.weights.folders.stored import open_shards
         from stretto.weights.folders.towers import convert_tower
+        from stretto.weights.given import put_in_shards
         from stretto.weights.metadata import make_metadata
 
         self.path = Path(path)
@@ -49,6 +54,7 @@ class Folder(GGUF):
         config = read_object(self.path / CONFIG)
         self._config_bytes = read_bytes(self.path / CONFIG)
         self._shards: list[Shard] = open_shards(self.path)
+        self.given = put_in_shards(self._shards, given) if given else []
         self.version, self.alignment = 3, 32
         found = (convert_tower if encoder else convert)(config, self._shards, self.path)
         values: dict[str, Any] = {"general.architecture": found.arch, "general.name": self.path.name}

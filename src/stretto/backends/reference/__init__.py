@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,7 @@ from stretto.models.sites import Kind
 from stretto.models.spec import Layer, ModelSpec
 from stretto.weights.adapters import Pair
 from stretto.weights.gguf import GGUF
+from stretto.weights.tensor import Tensor
 
 __all__ = ["ACTIVATIONS", "ReferenceBackend", "attend", "cap", "gelu", "rms_norm", "rotate", "silu"]
 
@@ -122,6 +124,15 @@ class ReferenceBackend:
             logits = logits + self.weights["output.bias"]
         logits = logits * np.float32(self.spec.logit_scale)
         return cap(logits, self.spec.logit_cap)
+
+    def update(self, file: GGUF, is_new: Callable[[Tensor], bool]) -> str:
+        """Take the new tensors of a file."""
+        digest = sha256()
+        for name, shape in self.spec.tensors().items():
+            if is_new(file.tensors[name]):
+                self.weights[name] = file.tensors[name].dequantize().reshape(shape)
+                digest.update(name.encode() + b"\0" + self.weights[name].tobytes())
+        return digest.hexdigest()
 
     def load_adapter(self, name: str, lora: LoRA) -> None:
         """Have an adapter ready."""

@@ -417,7 +417,7 @@ class PlainDecoder(OneTrack):
         metrics.longest = max(metrics.longest, self.n_prompt + len(self.output.tokens))
         metrics.short_prompts += self.output.has_tokens and self.n_prompt - track.request_prompt[1] == 1
         if not self._keep_track or track.unowned:
-            self._runner.close_track(track, park=self._taps is None or track.domain.is_common)
+            self._runner.close_track(track)
         elif not track.closed:
             track.end_draft()
             self._runner.rollback(track, len(track) - len(self._opening))
