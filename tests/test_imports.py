@@ -48,7 +48,8 @@ ALLOWED = {
         "weights.mapped",
         "weights.safetensors",
     },
-    "inside": {"backends.base", "engine", "llm"},
+    "inside": {"probing"},
+    "probing": {"backends.base", "engine", "llm", "models.spec", "weights.safetensors"},
     "parallel": {"backends.base", "engine", "sampling", "structured", "text"},
     "loading": {
         "backends",
@@ -100,6 +101,7 @@ ALLOWED = {
     "server.sockets": set(),
     "server": {
         "Audio",
+        "Capture",
         "Grammar",
         "Image",
         "Limits",
@@ -115,6 +117,7 @@ ALLOWED = {
         "engine.types",
         "hardware",
         "hooks",
+        "probing",
         "llm",
         "load",
         "models",

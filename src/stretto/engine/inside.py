@@ -32,7 +32,9 @@ def _checked_tokens(tokens: Any) -> str | tuple[int, ...]:
     places = _integers(tokens)
     if places is None or len(set(places)) < len(places):
         raise wrong_value(
-            "tokens", tokens, "'all', 'prompt', 'generated', or places of tokens in the text, each of them once"
+            "tokens",
+            tokens,
+            "'all', 'prompt', 'generated', or places of tokens in the text, each of them once",
         )
     return places
 
@@ -164,7 +166,7 @@ class Patch:
                 )
 
     def apply(self, rows: Floats, places: list[int], site: Site, order: Mapping[int, int]) -> None:
-        """Change rows float32[n, width] of the tokens at these places; `order` is that of the places named."""
+        """Change rows float32[n, width] of the tokens at these places, which `values` has in this `order`."""
         columns: Any = slice(None)
         if self.heads is not None:
             columns = np.arange(site.width).reshape(site.heads, -1)[list(self.heads)].reshape(-1)
@@ -245,15 +247,7 @@ class Captured(Mapping[str, Array]):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all arrays as a safetensors file, with `tokens` and `places` beside them."""
-        from stretto.weights.safetensors import safetensors_head
+        from stretto.weights.safetensors import write_arrays
 
-        arrays = self._arrays | {
-            "tokens": np.array(self.tokens, np.int32),
-            "places": np.array(self.places, np.int32),
-        }
-        kinds = {np.dtype(np.float32): "F32", np.dtype(np.int32): "I32"}
-        shapes = {name: (kinds[array.dtype], array.shape) for name, array in arrays.items()}
-        with Path(path).open("wb") as file:
-            file.write(safetensors_head({"n_prompt": str(self.n_prompt)}, shapes))
-            for array in arrays.values():
-                file.write(np.ascontiguousarray(array).tobytes())
+        beside = {"tokens": np.array(self.tokens, np.int32), "places": np.array(self.places, np.int32)}
+        write_arrays(Path(path), {"n_prompt": str(self.n_prompt)}, self._arrays | beside)

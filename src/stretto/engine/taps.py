@@ -16,7 +16,7 @@ Floats = NDArray[np.float32]
 
 
 class _Named:
-    """Which tokens of a text are meant: a part of it, or places, of which those below 0 count from the prompt's end."""
+    """Which tokens of a text are meant: a part, or places; those below 0 count from the prompt's end."""
 
     def __init__(self, tokens: str | tuple[int, ...], n_prompt: int) -> None:
         self.part = tokens if isinstance(tokens, str) else ""
@@ -67,7 +67,7 @@ class Taps:
 
     @property
     def reads_prompt(self) -> bool:
-        """Whether tokens of the prompt have to be computed, since they are captured or anything is changed."""
+        """Whether tokens of the prompt have to be computed: they are captured, or something is changed."""
         return bool(self._patches) or self._named.reads_prompt
 
     def ask(self, batch: Batch, first: int, place: int, tokens: Sequence[int]) -> None:
@@ -86,9 +86,7 @@ class Taps:
             taps = [batch.tap(site, rows) for site in self._captured]
             self._asked.append((places, [int(tokens[one]) for one in places], taps))
 
-    def _change(
-        self, patch: Patch, site: Site, named: _Named, places: list[int]
-    ) -> Callable[[Floats], None]:
+    def _change(self, patch: Patch, site: Site, named: _Named, places: list[int]) -> Callable[[Floats], None]:
         def change(rows: Floats) -> None:
             try:
                 patch.apply(rows, places, site, named.order)

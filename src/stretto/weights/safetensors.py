@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.errors import ModelError
-from stretto.weights.formats import Format
+from stretto.weights.formats import Format, dequantize
 from stretto.weights.part import MappedFile
 from stretto.weights.tensor import Tensor
 
@@ -38,6 +38,39 @@ def safetensors_head(metadata: Mapping[str, str], tensors: Mapping[str, tuple[st
     text = json.dumps(entries).encode("ascii")
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
+
+
+def write_arrays(path: Path, metadata: Mapping[str, str], arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write arrays of float32, int32 and uint8 as a safetensors file."""
+    kinds = {np.dtype(np.float32): "F32", np.dtype(np.int32): "I32", np.dtype(np.uint8): "U8"}
+    shapes = {name: (kinds[array.dtype], array.shape) for name, array in arrays.items()}
+    with path.open("wb") as file:
+        file.write(safetensors_head(metadata, shapes))
+        for array in arrays.values():
+            file.write(np.ascontiguousarray(array).data)
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Arrays of a file of float32 and int32, mapped; they may be unaligned."""
+    kinds = {"F32": np.dtype("<f4"), "I32": np.dtype("<i4")}
+    found: dict[str, NDArray[Any]] = {}
+    for name, stored in Shard(path).stored.items():
+        if stored.type not in kinds:
+            raise ModelError(f"numbers of type {stored.type} are not read here", path=path, field=name)
+        found[name] = stored.data.view(kinds[stored.type]).reshape(stored.shape)
+    return found
+
+
+def read_floats(path: Path) -> dict[str, NDArray[np.float32]]:
+    """The tensors of a file of F32, F16 or BF16, as float32."""
+    kinds = {"F32": Format.F32, "F16": Format.F16, "BF16": Format.BF16}
+    found: dict[str, NDArray[np.float32]] = {}
+    for name, stored in Shard(path).stored.items():
+        if stored.type not in kinds:
+            raise ModelError(f"numbers of type {stored.type} are not read here", path=path, field=name)
+        rows = stored.data.reshape(*stored.shape[:-1], -1) if stored.shape else stored.data
+        found[name] = dequantize(np.ascontiguousarray(rows), kinds[stored.type]).reshape(stored.shape)
+    return found
 
 
 # Reads safetensors files: memory-mapped, checked before use.

@@ -1,0 +1,1 @@
+"""Parts of `stretto.inside`: lenses, grids of patched requests, harvests, sparse autoencoders."""
