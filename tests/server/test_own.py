@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from serving import HELLO, serving
-from stretto import LLM
+from stretto import LLM, inside
 from stretto.backends.native import NativeBackend
 from stretto.parallel.types import Attention
 from stretto.server.own import endpoints
@@ -53,6 +53,28 @@ def test_scores_are_those_of_the_model(small):
     assert found["logprobs"][1:] == pytest.approx(expected.tolist())
     assert found["total"] == pytest.approx(float(expected.sum()), rel=1e-5)
     assert small.post("/stretto/score", json={"model": "mock", "text": [1]}).status_code == 400
+
+
+def test_layers_say_what_the_lens_shows(small):
+    tokens = [1, 5, 9, 2, 7]
+    with tiny(None) as llm:
+        lens = inside.logit_lens(llm, tokens, top=3)
+    for place, expected in [(None, 4), (-2, 3), (1, 1)]:
+        asked = {"model": "mock", "prompt": tokens, "top": 3} | ({} if place is None else {"place": place})
+        found = small.post("/stretto/layers", json=asked).json()
+        assert (found["place"], found["token"]) == (expected, tokens[expected])
+        ids = [[one["id"] for one in layer] for layer in found["layers"]]
+        assert ids == lens.tokens[:, expected].tolist()
+        logprobs = [[one["logprob"] for one in layer] for layer in found["layers"]]
+        np.testing.assert_allclose(logprobs, lens.logprobs[:, expected], atol=1e-4)
+    for wrong in ({"place": 5}, {"place": -6}, {"top": 0}, {"prompt": []}):
+        asked = {"model": "mock", "prompt": tokens} | wrong
+        assert small.post("/stretto/layers", json=asked).status_code == 400
+
+
+def test_models_that_show_no_layers_say_so(web):
+    asked = {"model": "mock", "prompt": "Hi"}
+    assert web.post("/stretto/layers", json=asked).status_code == 400
 
 
 def test_embeddings_are_those_of_the_model(small):

@@ -14,11 +14,12 @@ from fastapi import Query, Request
 from pydantic import Field
 from starlette.responses import PlainTextResponse, Response
 
-from stretto import __version__, hardware
+from stretto import Capture, Result, __version__, hardware
 from stretto.llm import LLM
 from stretto.parallel.options import ParallelParams
 from stretto.parallel.render import ParallelText
 from stretto.parallel.types import Attention, Member, ParallelStep
+from stretto.probing.lens import read_streams
 from stretto.server.generation.answer import Answer, Streamed, clamp_logprob, long_json, start_answer
 from stretto.server.generation.chat import encode_prompt
 from stretto.server.generation.fields import Body, ModelName, Name, Number, Stops, Text, Tokens, within
@@ -155,6 +156,17 @@ class ScoreRequest(Body):
 
     model: Name
     text: Text | Tokens
+
+
+class LayersRequest(Body):
+    """`POST /stretto/layers`: what each layer would have said behind a token (stretto docs inside)."""
+
+    model: Name
+    prompt: Text | Tokens
+    place: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] = Field(
+        -1, description="Which token of the prompt; below 0 from its end."
+    )
+    top: Annotated[int, Field(ge=1, le=20)] = Field(5, description="How many tokens of each layer.")
 
 
 class ParallelRequest(Body):
@@ -305,6 +317,42 @@ async def score(body: ScoreRequest, request: Request) -> Response:
         "timings": generation.spent(),
     }
     return await long_json(answer, 3 * len(ids))
+
+
+@router.post("/stretto/layers")
+async def layers(body: LayersRequest, request: Request) -> Response:
+    """What each layer would have said behind a token of a prompt: the logit lens of its residual stream."""
+    check_prompts("prompt", [body.prompt], get_state(request).settings.limits)
+    options: dict[str, Any] = {"max_tokens": 1, "temperature": 0, "ignore_eos": True}
+    async with lease_model(request, body.model, "text") as generation:
+        llm = generation.lease.llm
+        choose_adapter(options, generation.lease)
+        options["cache_salt"] = generation.caller.salt or None
+        options["timeout"] = generation.left
+        ids = await asyncio.to_thread(encode_prompt, llm, body.prompt)
+        place = body.place + len(ids) if body.place < 0 else body.place
+        if not 0 <= place < len(ids):
+            raise field_error("place", f"the prompt has {len(ids)} tokens, and none is number {body.place}")
+        capture = Capture("residual", tokens=[-1])
+        result = await unless_gone(request, llm.agenerate(ids[: place + 1], capture=capture, **options))
+        found = await asyncio.to_thread(_said, llm, result, min(body.top, llm.spec.n_vocab))
+        piece = await asyncio.to_thread(list_pieces, llm.tokenizer, ids[place : place + 1])
+    answer = {"model": body.model, "place": place, "token": ids[place], "piece": piece[0], "layers": found}
+    return Json(answer | {"timings": generation.spent()})
+
+
+def _said(llm: LLM, result: Result, top: int) -> list[list[dict[str, Any]]]:
+    """Of each layer its most probable tokens; to be called in a thread."""
+    if result.captured is None or not result.captured.tokens:  # its time was over before
+        raise field_error("prompt", "there was no time to compute it", "timeout")
+    tokens, logprobs = read_streams(llm, result.captured.stack("residual")[:, 0], top)
+    return [
+        [
+            {"id": token, "piece": piece, "logprob": clamp_logprob(logprob)}
+            for token, piece, logprob in zip(ids, list_pieces(llm.tokenizer, ids), logs, strict=True)
+        ]
+        for ids, logs in zip(tokens.tolist(), logprobs.tolist(), strict=True)
+    ]
 
 
 @router.post("/stretto/parallel")
