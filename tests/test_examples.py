@@ -3,11 +3,14 @@
 import ast
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import PIL.Image
 import PIL.ImageOps
 import pytest
@@ -15,6 +18,7 @@ import pytest
 import stretto
 from serving import serving
 from stretto.weights.hub import Store
+from stretto.weights.safetensors import read_floats
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ORDINARY_HOME = str(Store.default().home)  # found before a test gets a store of its own
@@ -337,6 +341,28 @@ def test_server_tree(output_of, a_server):
     *steps, text = output_of("server_tree.py", a_server.url).rstrip("\n").split("\n", 3)
     assert [step.split(",")[0] for step in steps] == ["3 thoughts", "6 thoughts", "6 thoughts"]
     assert text.startswith("The old sailor opened the box and")
+
+
+def test_grpo_rollouts():
+    folder = Path(__file__).parent / "data" / "folders" / "llama"
+    example = runpy.run_path(str(EXAMPLES / "grpo_rollouts.py"))
+    numbers = read_floats(folder / "model.safetensors")
+    model = SimpleNamespace(state_dict=lambda: {name: 1.1 * array for name, array in numbers.items()})
+    args = SimpleNamespace(temperature=0.9, top_p=0.9, top_k=30, min_p=None, max_completion_length=12)
+    trainer = SimpleNamespace(
+        args=args,
+        model=model,
+        accelerator=SimpleNamespace(unwrap_model=lambda one: one),
+        state=SimpleNamespace(global_step=3),
+    )
+    with stretto.load(folder, backend="native", threads=2) as llm:
+        found = example["rollouts"](llm)(["The capital", "of France is"] * 4, trainer)
+        assert llm.weights_version == "3"
+        sampling = stretto.SamplingParams(temperature=0.9, top_p=0.9, top_k=30, min_p=0)
+        rows = zip(found["prompt_ids"], found["completion_ids"], found["logprobs"], strict=True)
+        for prompt, ids, logprobs in rows:  # what the trainer gets is what scoring finds, bit for bit
+            [scores] = llm.score(prompt, [ids], sampling=sampling)
+            assert np.array_equal(scores, np.array(logprobs, np.float32))
 
 
 def test_every_example_is_tested():

@@ -44,6 +44,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
             "how-to/custom-sampler.md",
             "how-to/steering.md",
             "how-to/inside.md",
+            "how-to/rollouts.md",
         ),
         "Serve and deploy": (
             "how-to/several-users.md",
