@@ -213,3 +213,34 @@ def test_a_call_that_cannot_be_read_comes_once():
     everything = text + "".join(name + arguments for name, arguments in calls)
     for word in ("weather", "town", "oops", "now"):
         assert everything.count(word) == 1, everything
+
+
+def with_stop(protocol, stop):
+    _, body, *_ = PROTOCOLS[protocol]
+    asked = {"model": "mock", **body(500)}
+    if protocol == "ollama":
+        asked["options"]["stop"] = [stop]
+    else:
+        asked["stop_sequences" if protocol == "anthropic" else "stop"] = [stop]
+    return asked
+
+
+def test_no_protocol_shows_a_stop_string_within_or_behind_a_call():
+    said = SAID["chatml-tools"] + "\nSo long, and thanks."
+    first, second = ("weather", '{"town": "Oslo"}'), ("now", "{}")
+    text = "Let me < see.\n"
+    stops = {  # what comes before, and the calls
+        "Oslo": (text + '<tool_call>\n{"name": "weather", "arguments": {"town": "', []),
+        "now": (text + '<tool_call>\n{"name": "', [first]),  # within the second call
+        "and thanks": (text + "\nSo long,", [first, second]),
+        "}\n</tool": (text, [first]),  # a call is whole with it
+    }
+    with visiting(lambda entry: make("chatml-tools", said)) as (_, web):
+        for stop, protocol in product(stops, PROTOCOLS.keys() - {"responses"}):
+            path, _, whole, streamed, _ = PROTOCOLS[protocol]
+            before, calls = stops[stop]
+            for read, stream in ((whole, False), (streamed, True)):
+                answer = web.post(path, json={**with_stop(protocol, stop), "stream": stream})
+                found, called, _ = read(answer)
+                assert found.rstrip() == before.rstrip(), (stop, protocol, stream)
+                assert called == (calls[:1] if protocol == "functions" else calls), (stop, protocol, stream)

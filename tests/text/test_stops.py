@@ -5,7 +5,7 @@ from copy import copy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.text.stops import StopMatcher, _Automaton
+from stretto.text.stops import StopBuffer, StopMatcher, _Automaton
 
 letters = st.text("abc", max_size=30)
 stops = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3)
@@ -32,6 +32,28 @@ def test_a_stop_string_is_never_shown(text, stop):
         assert shown == text
     else:
         assert text.startswith(shown + matched)
+
+
+@given(st.text("abc*", max_size=30), stops, st.data())
+def test_a_second_reading_is_cut_where_the_first_was(text, stop, data):
+    borders = sorted(data.draw(st.sets(st.integers(0, len(text)))))
+    pieces = [text[a:b] for a, b in zip([0, *borders], [*borders, len(text)], strict=True)]
+    matcher, buffer, shown, read = StopMatcher(stop), StopBuffer(stop, {"*": ""}), "", ""
+    for piece in pieces:  # marks, which the first reading does not have
+        read += buffer.push(piece)
+        shown += matcher.push(piece.replace("*", ""))
+        assert shown.startswith(read.replace("*", ""))
+        if matcher.matched:
+            break
+    read += buffer.cut() if matcher.matched else buffer.held
+    assert buffer.has_match == (matcher.matched is not None)
+    assert read.replace("*", "") == shown + matcher.flush()
+
+
+def test_a_mark_is_held_as_a_whole():
+    buffer = StopBuffer(["!D"], {"*": "EN!"})
+    assert [buffer.push(c) for c in "a*D"] == ["a", "", ""]
+    assert (buffer.cut(), buffer.held) == ("", "*D")
 
 
 def test_nothing_is_held_back_without_need():

@@ -5,7 +5,7 @@ An Aho–Corasick automaton reads each character once, however many stop strings
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -70,6 +70,59 @@ class StopMatcher:
         """The text that was held back, at the end."""
         held, self._held, self._node = self._held, "", 0
         return held
+
+
+class StopBuffer:
+    """Holds back text that is a stop string, or may become one, until more text comes.
+
+    It is for a second reading of a text that ends where `StopMatcher` says, in which some characters stand
+    for others (`marks`).
+
+    >>> buffer = StopBuffer(["END"])
+    >>> buffer.push("the E"), buffer.push("ND."), buffer.cut()
+    ('the ', '', '')
+    """
+
+    def __init__(self, stops: Sequence[str], marks: Mapping[str, str] | None = None) -> None:
+        self._automaton = _automaton(tuple(stops)) if stops else None
+        self._marks = {} if marks is None else marks
+        self._node = 0
+        self._found = ""  # the first stop string that the last text completed
+        self._n_behind = 0  # characters behind it
+        self.held = ""
+
+    @property
+    def has_match(self) -> bool:
+        """Whether the last text completed a stop string."""
+        return bool(self._found)
+
+    def push(self, text: str) -> str:
+        """Add text; return what comes before the stop strings in it."""
+        if self._automaton is None:
+            return text
+        self._found, n_kept, n_read = "", 0, 0
+        plain = "".join([self._marks.get(c, c) for c in text])
+        while n_read < len(plain):
+            self._node, n, found = self._automaton.read(self._node, plain[n_read:])
+            n_read += n
+            if found is not None and not self._found:
+                self._found, self._n_behind = found, len(plain) - n_read
+                n_kept = self._n_behind + len(found)
+        self.held += text
+        return self._take(max(n_kept, self._automaton.depths[self._node]))
+
+    def cut(self, keeps_stop: bool = False) -> str:
+        """The rest of a text that ends at the stop string in the last piece."""
+        return self._take(self._n_behind + (0 if keeps_stop else len(self._found)))
+
+    def _take(self, n_left: int) -> str:
+        """The held text but its last characters; of a mark all or none."""
+        at = len(self.held)
+        while n_left > 0:
+            at -= 1
+            n_left -= len(self._marks.get(self.held[at], "1"))
+        text, self.held = self.held[:at], self.held[at:]
+        return text
 
 
 class _Automaton:

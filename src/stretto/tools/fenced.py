@@ -23,7 +23,15 @@ from stretto.engine.types import ToolCall
 from stretto.structured.unique import canonical
 from stretto.tools.fitting import fits
 from stretto.tools.format import CallFormat
-from stretto.tools.parsing import ARGUMENT_KEYS, ID_KEYS, NAME_KEYS, Event, read_json_call, replace_surrogates
+from stretto.tools.parsing import (
+    ARGUMENT_KEYS,
+    ID_KEYS,
+    NAME_KEYS,
+    Event,
+    Stop,
+    read_json_call,
+    replace_surrogates,
+)
 
 Call = tuple[str, dict[str, Any]]  # a name and arguments
 Quoted = Callable[[], frozenset[Any]]  # the calls that are quoted, in a form that can be compared
@@ -139,8 +147,8 @@ class Follower(Protocol):
     def answer(self) -> None:
         """The answer begins with the next token: the tokens of the reasoning before it were left out."""
 
-    def end(self) -> list[Event]:
-        """The answer has ended; return the rest."""
+    def end(self, stop: Stop | None = None) -> list[Event]:
+        """The answer has ended, perhaps by a stop string; return the rest."""
 
 
 class FencedFollower:
@@ -185,9 +193,9 @@ class FencedFollower:
         """The answer begins with the next token: the tokens of the reasoning before it were left out."""
         self._inner.answer()
 
-    def end(self) -> list[Event]:
-        """The answer has ended; return the rest."""
-        events = self._sorted(self._inner.end())
+    def end(self, stop: Stop | None = None) -> list[Event]:
+        """The answer has ended, perhaps by a stop string; return the rest."""
+        events = self._sorted(self._inner.end(stop))
         if self._has_inner:
             return events
         self._read_lines(has_ended=True)

@@ -12,12 +12,13 @@ from typing import Any
 from stretto.engine.types import ToolCall
 from stretto.errors import InvalidRequest
 from stretto.text.reasoning import ANSWER, REASONING, START, Format, Splitter, State
+from stretto.text.stops import StopBuffer
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.check import Tool
 from stretto.tools.fenced import FencedFollower, Follower, Quoted, quoted_calls, writes_fenced
 from stretto.tools.format import MARKS, CallFormat, change_texts, is_mark, list_texts, with_marks
 from stretto.tools.json_reading import Malformed, Source, Steps, overlap, quote_text
-from stretto.tools.parsing import CallParser, Event, Receiver, read_json_call, replace_surrogates
+from stretto.tools.parsing import CallParser, Event, Receiver, Stop, read_json_call, replace_surrogates
 
 __all__ = ["CallReader", "read_call"]
 
@@ -41,6 +42,7 @@ class Marks:
         self.of_token = {token: chr(FIRST + number) for number, token in enumerate(sorted(found))}
         self._spelled = {tokenizer.piece(token): mark for token, mark in self.of_token.items()}
         self._tokens = {mark: token for token, mark in self.of_token.items()}
+        self.shown = {mark: tokenizer.decode([token]) for mark, token in self._tokens.items()}
         self.layout = change_texts(layout, self._from_planes)
         self.states: Mapping[str, State] = {
             name: State(state.shows, {self.marked(marker): to for marker, to in state.markers.items()})
@@ -72,15 +74,18 @@ class Marks:
 
 
 class MarkedText:
-    """Spells the tokens of one answer.
+    """Spells the tokens of one answer; what may be one of some stop strings is held back.
 
     Reasoning in blocks (`<think>`) is cut out before calls are looked for: those in it are none. Where
     reasoning, answers and calls are messages with headers, which hold the calls' names, the headers are cut
     out of the text around calls (`shown`).
     """
 
-    def __init__(self, marks: Marks, tokenizer: Tokenizer, has_blocks: bool) -> None:
+    def __init__(
+        self, marks: Marks, tokenizer: Tokenizer, has_blocks: bool, stops: Sequence[str] = ()
+    ) -> None:
         self.marks = marks
+        self._stops = StopBuffer(stops, marks.shown)
         self._detokenizer = tokenizer.detokenizer()
         states = marks.states
         self._blocks = Splitter(states, START, keeps_marks=True) if states and has_blocks else None
@@ -88,24 +93,26 @@ class MarkedText:
 
     @property
     def is_held(self) -> bool:
-        """Whether text was taken that may yet be a marker of reasoning."""
-        return self._blocks is not None and self._blocks.is_held
+        """Whether text was taken that may yet be a marker of reasoning, or a stop string."""
+        return bool(self._stops.held) or (self._blocks is not None and self._blocks.is_held)
 
     def push(self, token: int) -> str:
         """The marked text of a token, without reasoning."""
         mark = self.marks.of_token.get(token)
         if mark is not None:
-            return self.filter(self._detokenizer.cut() + mark)
-        return self.filter(self._detokenizer.push(token))
+            return self._stops.push(self.filter(self._detokenizer.cut() + mark))
+        return self._stops.push(self.filter(self._detokenizer.push(token)))
 
     def answer(self) -> None:
         """The answer begins: what came before, if anything, was reasoning."""
         if self._blocks is not None:
             self._blocks = Splitter(self.marks.states, ANSWER, keeps_marks=True)
 
-    def end(self) -> str:
-        """The rest of the marked text."""
-        rest = self.filter(self._detokenizer.flush())
+    def end(self, stop: Stop | None = None) -> str:
+        """The rest of the marked text; what comes before the stop string that ended it."""
+        if stop is not None and not stop.is_within and self._stops.has_match:
+            return self._stops.cut(stop.is_shown)
+        rest = self._stops.held + self.filter(self._detokenizer.flush())
         return rest if self._blocks is None else rest + _answer(self._blocks.flush())
 
     def filter(self, text: str) -> str:
@@ -181,9 +188,9 @@ class CallFollower(Receiver):
         """The answer begins with the next token: the tokens of the reasoning before it were left out."""
         self._text.answer()
 
-    def end(self) -> list[Event]:
-        """The answer has ended; return the rest."""
-        self._source.text += self._text.end()
+    def end(self, stop: Stop | None = None) -> list[Event]:
+        """The answer has ended, perhaps by a stop string; return the rest."""
+        self._source.text += self._text.end(stop)
         self._source.has_ended = True
         self._advance()
         if rest := self._text.shown_end():
@@ -378,21 +385,29 @@ class CallReader:
         twin._quoted = lambda: quoted_calls(messages)
         return twin
 
-    def follow(self) -> Follower:
-        """A follower of one answer."""
+    def follow(self, stops: Sequence[str] = ()) -> Follower:
+        """A follower of one answer, which may end by one of some stop strings."""
 
         def make_id(number: int, name: str) -> str:
             return call_id(self._salt, number, name)
 
-        text = MarkedText(self._marks, self._tokenizer, self.has_blocks)
+        text = MarkedText(self._marks, self._tokenizer, self.has_blocks, stops)
         found = CallFollower(self._schemas, text, make_id, self._most)
         if not writes_fenced(text.marks.layout):
             return found
         return FencedFollower(found, self._schemas, make_id, self._most, self._quoted)
 
-    def read(self, tokens: list[int]) -> tuple[str, tuple[ToolCall, ...]]:
-        """The text without the calls, and the calls."""
-        return _collected(_all_events(self.follow(), tokens))
+    def read(self, tokens: list[int], stop: Stop | None = None) -> tuple[str, tuple[ToolCall, ...]]:
+        """The text without the calls, and the calls; the text ends where a stop string ended it."""
+        return _collected(_all_events(self.follow(() if stop is None else [stop.text]), tokens, stop))
+
+    def place_stop(self, tokens: list[int], stop: Stop) -> Stop | None:
+        """A stop string, with what it is part of; None if it is not in the text."""
+        if stop.text not in self._tokenizer.decode(tokens):
+            return None
+        _, calls = self.read(tokens, stop)
+        _, whole = self.read(tokens)
+        return stop._replace(is_within=len(whole) > len(calls))
 
     def read_open(self, tokens: list[int]) -> tuple[str, tuple[ToolCall, ...]]:
         """The reasoning and the calls of an answer that never closes its reasoning.
@@ -417,9 +432,18 @@ class CallReader:
         return _collected([*events, *follower.end()])
 
 
-def _all_events(follower: Follower, tokens: Iterable[int]) -> list[Event]:
+def _all_events(follower: Follower, tokens: Iterable[int], stop: Stop | None = None) -> list[Event]:
     """The events of a whole answer."""
-    return [*(event for token in tokens for event in follower.push(token)), *follower.end()]
+    return [*(event for token in tokens for event in follower.push(token)), *last_events(follower, stop)]
+
+
+def last_events(follower: Follower, stop: Stop | None) -> list[Event]:
+    """The events at the end; no text behind a call that the stop string is a part of."""
+    events = follower.end(stop)
+    if stop is None or not stop.is_within:
+        return events
+    last = max((i for i, event in enumerate(events) if event.call is not None), default=-1)
+    return events[: last + 1]
 
 
 def _collected(events: list[Event]) -> tuple[str, tuple[ToolCall, ...]]:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from stretto.engine.types import ToolCall
 from stretto.tools.format import ID, CallFormat, Elements, Literals, Tagged
@@ -44,6 +44,14 @@ class Event:
     id: str = ""
     arguments: str = ""
     call: ToolCall | None = None
+
+
+class Stop(NamedTuple):
+    """A stop string that ended an answer; `is_within` a call that is whole with it, which is kept."""
+
+    text: str
+    is_shown: bool = False
+    is_within: bool = False
 
 
 class Receiver:

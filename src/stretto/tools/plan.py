@@ -26,6 +26,7 @@ from stretto.tools.finding import call_format
 from stretto.tools.following import CallReader
 from stretto.tools.format import is_mark
 from stretto.tools.grammar import calls_or_json, required_calls
+from stretto.tools.parsing import Stop
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ class ToolPlan:
         if self.reader is None:
             return result
         start = max(0, len(before) + result.answer_start)
-        text, calls = self.reader.read([*before, *result.tokens][start:])
+        tokens = [*before, *result.tokens][start:]
+        text, calls = self.reader.read(tokens, self.find_stop(result, before))
         if not calls and not result.text and result.reasoning and result.finish_reason == "stop":
             return self._read_open(result, before)
         if before and calls:
@@ -99,6 +101,15 @@ class ToolPlan:
             same = (i for i, pair in enumerate(zip(text, said, strict=False)) if pair[0] != pair[1])
             text = text[next(same, min(len(text), len(said))) :]
         return replace(result, text=text, tool_calls=calls) if calls else result
+
+    def find_stop(self, result: Result, before: Sequence[int] = ()) -> Stop | None:
+        """The stop string that ended an answer, which began with `before`."""
+        word = result.stop_reason  # or another reason for an end in a word
+        if self.reader is None or result.finish_reason != "stop" or not isinstance(word, str):
+            return None
+        start = max(0, len(before) + result.answer_start)
+        stop = Stop(word, is_shown=result.text.endswith(word))
+        return self.reader.place_stop([*before, *result.tokens][start:], stop)
 
     def _read_open(self, result: Result, before: Sequence[int]) -> Result:
         """The result of an answer that is nothing but reasoning: calls with which it ends are calls.

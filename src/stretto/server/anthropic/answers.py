@@ -43,7 +43,7 @@ class MessageAnswer(Answer):
         self._stops = body.stop_sequences or []
         self._id = f"msg_{token_hex(12)}"
         eager = {tool.name for tool in body.tools or () if tool.eager_input_streaming}
-        self._parts = AnswerParts(plan, lambda name: name in eager)
+        self._parts = AnswerParts(plan, lambda name: name in eager, generation.stops)
         self._last = time.monotonic()  # when an event was made
         self._begun = False
         self._open: Kind | None = None  # the kind of the block that has begun

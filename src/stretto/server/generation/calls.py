@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from stretto import Result, Token
 from stretto.engine.types import ToolCall
-from stretto.tools.following import whole_calls
+from stretto.tools.following import last_events, whole_calls
 from stretto.tools.parsing import Event
 from stretto.tools.plan import ToolPlan
 
@@ -21,7 +21,8 @@ class CallWatcher:
     piece by piece as JSON. `end` returns the rest of the text, and the result with its calls.
 
     A call that is cut has come in pieces, and is not in the text. Calls of functions that are not `eager`
-    come when they are whole, so one that is cut is text alone.
+    come when they are whole, so one that is cut is text alone. So do all where there are stop strings: none
+    is shown, and a call that one of them cuts is not taken for a call.
     """
 
     def __init__(
@@ -29,16 +30,17 @@ class CallWatcher:
         plan: ToolPlan,
         begun: Sequence[int] = (),
         eager: Callable[[str], bool] = lambda name: True,
+        stops: Sequence[str] = (),
     ) -> None:
         if plan.reader is None:
             raise ValueError("a plan without tools has no calls to follow")
         self._plan = plan
-        self._follower = plan.reader.follow()
+        self._follower = plan.reader.follow(stops)
         self._has_blocks = plan.reader.has_blocks
         self._held: list[str] = []  # texts of tokens that may be part of a call
         self._said: list[str] = []  # text beside calls, since one has started
         self._pieces: list[Event] = []
-        self._eager = eager
+        self._eager = (lambda name: False) if stops else eager
         self._waiting: list[Event] = []  # pieces of a call that is not whole yet
         self._has_call = self._is_thinking = False
         # An empty block of reasoning before a required call belongs to its grammar; nobody says it.
@@ -70,7 +72,7 @@ class CallWatcher:
 
     def end(self, result: Result) -> tuple[str, Result]:
         """The rest of the text to be streamed, and the result with its calls."""
-        self._sort(self._follower.end())
+        self._sort(last_events(self._follower, self._plan.find_stop(result, self._begun)))
         rest = self._taken()
         read = self._plan.read(result, self._begun)
         if not self._has_call:
@@ -144,8 +146,13 @@ class Piece(NamedTuple):
 class AnswerParts:
     """Follows one text: `push` each token, then `end`."""
 
-    def __init__(self, plan: ToolPlan, eager: Callable[[str], bool] = lambda name: True) -> None:
-        self._watcher = CallWatcher(plan, eager=eager) if plan.reader is not None else None
+    def __init__(
+        self,
+        plan: ToolPlan,
+        eager: Callable[[str], bool] = lambda name: True,
+        stops: Sequence[str] = (),
+    ) -> None:
+        self._watcher = CallWatcher(plan, eager=eager, stops=stops) if plan.reader is not None else None
 
     def push(self, token: Token) -> list[Piece]:
         """What a token adds."""

@@ -61,6 +61,7 @@ class Generation:
         self._has_own_timeout = False  # the request's timeout ends it before the server's limit
         self.last: Callable[[], None] | None = None  # called in a thread after the last text
         self.on_close: Callable[[], None] | None = None  # called once, when it is closed
+        self.stops: list[str] = []  # strings that may end its texts
         self.is_prompt_only = False  # the token that is sampled behind the prompt is dropped
         self.n_images = 0
         self._priority: int | None = request.scope.get(PRIORITY)
@@ -145,6 +146,8 @@ class Generation:
         """Queue the texts, all or none; with `follow` news come while prompts are computed too."""
         settings = self._state.settings
         options = {"repeat_guard": settings.repeat_guard, **settings.defaults, **options}
+        stops = options.get("stop") or []
+        self.stops = [stops] if isinstance(stops, str) else list(stops)
         timeout, left = options.get("timeout"), self.left
         self._has_own_timeout = timeout is not None and timeout < left
         options["timeout"] = min(timeout, left) if timeout is not None else left

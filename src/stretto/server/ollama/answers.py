@@ -52,7 +52,8 @@ class OllamaAnswer(Answer):
         super().__init__(generation)
         self._asked = asked
         self._plan = plan
-        self._parts = AnswerParts(plan, lambda name: False)  # calls come at the end, when they are whole
+        # Calls come at the end, when they are whole.
+        self._parts = AnswerParts(plan, lambda name: False, generation.stops)
         self._head = {"model": asked.body.model, "created_at": now()}
 
     def whole(self, results: list[Result]) -> dict[str, Any]:

@@ -447,7 +447,10 @@ class ChatAnswer(CompletionAnswer):
 
     def _watcher(self, index: int) -> CallWatcher:
         if index not in self._watchers:
-            self._watchers[index] = CallWatcher(self._plan, self._begun, lambda name: self.streams_arguments)
+            stops = self.generation.stops
+            self._watchers[index] = CallWatcher(
+                self._plan, self._begun, lambda name: self.streams_arguments, stops
+            )
         return self._watchers[index]
 
     def logprobs(self, tokens: list[Token], at: int = 0) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class ResponseAnswer(Answer):
         self._has_logprobs = chat.logprobs is True
         self._chat = ChatAnswer(generation, chat, plan)  # writes log-probabilities
         self._builder = ItemBuilder()
-        self._parts = AnswerParts(plan)
+        self._parts = AnswerParts(plan, stops=generation.stops)
         self._number = 0
         self._waiting: list[Any] = []  # log-probabilities of tokens whose text has not come yet
         self._result: Result | None = None
