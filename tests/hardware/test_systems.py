@@ -71,12 +71,12 @@ def test_a_mac_that_tells_nothing():
     assert mac.cpu(facts).threads == os.cpu_count()
     assert mac.usable_cores(facts) is None
     assert mac.parse_free("") is None
-    assert mac.output_of("no-such-program-anywhere") == ""
+    assert mac.read_output("no-such-program-anywhere") == ""
 
 
 def test_probe_on_a_mac(monkeypatch, native):
     monkeypatch.setattr(hardware, "_is_mac", lambda: True)
-    monkeypatch.setattr(mac, "output_of", lambda program, *keys: SYSCTL if program == "sysctl" else VM_STAT)
+    monkeypatch.setattr(mac, "read_output", lambda program, *keys: SYSCTL if program == "sysctl" else VM_STAT)
     found = hardware.probe()
     assert (found.cpu, found.cores_usable, found.memory_total) == ("Apple M2 Pro", 6, 2**34)
     assert hardware.usable_cores() == 6

@@ -11,11 +11,11 @@ from stretto import Grammar, InvalidGrammar
 from stretto.structured.automata import (
     LAST,
     TooLarge,
-    all_of,
     automaton,
     characters,
     has_empty,
     has_text,
+    intersection,
     is_empty,
     repeat,
 )
@@ -185,7 +185,7 @@ def test_intersections_are_searched_without_automata_of_all_texts(left, right, i
 def test_emptiness_as_the_automaton_of_all_states_says():
     for seed in range(150):
         rng = random.Random(seed)
-        node = all_of(
+        node = intersection(
             [_node(anchored(rng)), _node(anchored(rng)), repeat(ANY_CHARACTER, rng.randint(0, 3), 4)]
         )
         assert is_empty(node) == (not any(map(has_empty, automaton(node))))

@@ -20,7 +20,7 @@ from stretto.tasks.reading.geometry import (
     resize,
 )
 from stretto.tasks.reading.lines import find_lines, label_runs, level_lines, page_order, reading_order
-from stretto.tasks.reading.ppocr import _prepared, batches, decode, normalised, read_characters
+from stretto.tasks.reading.ppocr import _prepared, batches, decode, prepare_crop, read_characters
 
 DATA = Path(__file__).parent.parent / "data" / "tasks"
 
@@ -124,7 +124,7 @@ def test_resizing_samples_between_pixels():
 
 def test_lines_are_padded_to_the_batch():
     crop = np.full((24, 48, 3), 255, np.uint8)
-    made = normalised(crop, 48, 320)
+    made = prepare_crop(crop, 48, 320)
     assert made.shape == (3, 48, 320)
     assert (made[:, :, :96] == 1).all()
     assert not made[:, :, 96:].any()

@@ -158,7 +158,7 @@ def add_defaults(
     chosen, known = config_file.read(), hub.defaults(model)
     given = chosen.system if system is None else system
     if given is None and known.system and tells and wants_stats(None):
-        entry = hub.described(model)
+        entry = hub.look_up(model)
         if entry is not None and is_first(f"told-{entry.name}"):
             note(f"system: {known.system} (--system '' for none)")
     message = known.system if given is None else given

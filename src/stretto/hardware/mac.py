@@ -25,7 +25,7 @@ _KEYS = (
 
 def facts() -> dict[str, str]:
     """The output of `sysctl`; keys that this Mac lacks are omitted."""
-    return parse_facts(output_of("sysctl", *_KEYS))
+    return parse_facts(read_output("sysctl", *_KEYS))
 
 
 def parse_facts(output: str) -> dict[str, str]:
@@ -66,7 +66,7 @@ def usable_cores(facts: dict[str, str]) -> int | None:
 
 def memory(facts: dict[str, str]) -> tuple[int | None, int | None]:
     """Bytes in total, and free."""
-    return _number(facts, "hw.memsize"), parse_free(output_of("vm_stat"))
+    return _number(facts, "hw.memsize"), parse_free(read_output("vm_stat"))
 
 
 def parse_free(output: str) -> int | None:
@@ -84,7 +84,7 @@ def _number(facts: dict[str, str], *keys: str) -> int | None:
     return None
 
 
-def output_of(*command: str) -> str:
+def read_output(*command: str) -> str:
     """What a program prints; nothing if it cannot be run or fails."""
     import subprocess
 

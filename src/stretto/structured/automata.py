@@ -94,7 +94,7 @@ def repeat(part: Node, low: int, high: int | None) -> Node:
     if has_empty(part):
         low = 0
     if part == NONE or part[0] == "star" or high == 1:
-        return any_of([EMPTY, part]) if low == 0 else part
+        return union([EMPTY, part]) if low == 0 else part
     return ("repeat", part, low, high)
 
 
@@ -104,12 +104,12 @@ def opposite(part: Node) -> Node:
     return inner
 
 
-def any_of(parts: Iterable[Node]) -> Node:
+def union(parts: Iterable[Node]) -> Node:
     """A text of one of several sets."""
     return _joined("any", parts, NONE, ALL)
 
 
-def all_of(parts: Iterable[Node]) -> Node:
+def intersection(parts: Iterable[Node]) -> Node:
     """A text of all of several sets."""
     return _joined("all", parts, ALL, NONE)
 
@@ -193,14 +193,14 @@ def after(node: Node, character: int) -> Node:
             found.append(then(after(part, character), *node[1][at + 1 :]))
             if not has_empty(part):
                 break
-        return any_of(found)
+        return union(found)
     if kind == "star":
         return then(after(node[1], character), node)
     if kind == "repeat":
         return then(after(node[1], character), repeat(node[1], max(node[2] - 1, 0), node[3] - 1))
     if kind == "not":
         return opposite(after(node[1], character))
-    return (any_of if kind == "any" else all_of)(after(part, character) for part in node[1])
+    return (union if kind == "any" else intersection)(after(part, character) for part in node[1])
 
 
 @lru_cache(maxsize=8_192)
@@ -325,7 +325,7 @@ def _alternatives(node: Node) -> frozenset[Node]:
     if node[0] == "all":
         choices = [_alternatives(part) for part in node[1]]
         if prod(map(len, choices)) <= MAX_ALTERNATIVES:
-            return frozenset(map(all_of, product(*choices))) - {NONE}
+            return frozenset(map(intersection, product(*choices))) - {NONE}
     return frozenset([node])
 
 

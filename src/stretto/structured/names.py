@@ -54,7 +54,7 @@ class Known:
         """Whether a property is known to fit a schema."""
         return self.parts is not None and (name, json.dumps(part)) in self.parts
 
-    def parts_of(self, name: str) -> list[Schema]:
+    def find_schemas(self, name: str) -> list[Schema]:
         """The schemas that a property is known to fit."""
         return [json.loads(part) for other, part in sorted(self.parts or ()) if other == name]
 

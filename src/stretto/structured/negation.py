@@ -199,7 +199,7 @@ class Negation:
         for name, part in parts.items():
             if known.has_not(name) or known.fits(name, part):
                 continue
-            if (described := known.parts_of(name)) and not self._overlap.types([*described, part]):
+            if (described := known.find_schemas(name)) and not self._overlap.types([*described, part]):
                 found.append({"type": "object", "required": [name]})  # it cannot fit
                 continue
             required = schema.get("required", [])

@@ -20,11 +20,10 @@ from stretto.structured.automata import (
     Node,
     Ranges,
     TooLarge,
-    all_of,
-    any_of,
     characters,
     has_empty,
     has_text,
+    intersection,
     is_empty,
     limited_work,
     list_texts,
@@ -34,6 +33,7 @@ from stretto.structured.automata import (
     repeat,
     star,
     then,
+    union,
     write_expression,
 )
 from stretto.structured.patterns import SPACES, with_patterns
@@ -64,7 +64,7 @@ def region(inside: list[str], outside: list[str], place: str) -> str | None:
     """A pattern for the texts that some patterns match and others do not; None if there are none."""
 
     def make() -> str | None:
-        node = all_of([*map(_node, inside), *(opposite(_node(pattern)) for pattern in outside)])
+        node = intersection([*map(_node, inside), *(opposite(_node(pattern)) for pattern in outside)])
         return None if is_empty(node) else f"^(?:{write_expression(node)})$"
 
     return _limited(make, place)
@@ -74,7 +74,9 @@ def find_texts(inside: list[str], outside: list[str], most: int, place: str) -> 
     """The texts that some patterns match and others do not; None if there are more than `most`."""
 
     def make() -> list[str] | None:
-        found = list_texts(all_of([*map(_node, inside), *(opposite(_node(one)) for one in outside)]), most)
+        found = list_texts(
+            intersection([*map(_node, inside), *(opposite(_node(one)) for one in outside)]), most
+        )
         # Half a character is none.
         return found if found is None else [text for text in found if _SURROGATE.search(text) is None]
 
@@ -128,7 +130,7 @@ def disjoint(patterns: list[str]) -> bool:
 def nothing_common(groups: list[list[str]]) -> bool:
     """Whether it is proved that no text matches one pattern of each group."""
     try:
-        return _limited(lambda: is_empty(all_of(any_of(map(_node, group)) for group in groups)), "#")
+        return _limited(lambda: is_empty(intersection(union(map(_node, group)) for group in groups)), "#")
     except NotExpressible:
         return False
 
@@ -170,7 +172,7 @@ class _Parser:
         """All texts in which the pattern finds something."""
         part = self.read()
         alternatives = part[1] if part[0] == "alt" else [part]
-        return any_of(map(_found_in, alternatives))
+        return union(map(_found_in, alternatives))
 
     def read(self) -> _Part:
         """The whole pattern."""
@@ -194,7 +196,7 @@ class _Parser:
         while self._take("|"):
             found.append(self._sequence())
         if all(part[0] == "node" for part in found):
-            return ("node", any_of(part[1] for part in found))
+            return ("node", union(part[1] for part in found))
         return ("alt", found)
 
     def _sequence(self) -> _Part:
@@ -352,7 +354,7 @@ def _found_in(part: _Part) -> Node:
     at_start, later = (_language(part, is_start, lambda _: ALL) for is_start in (True, False))
     if at_start == later:
         return then(ALL, later)
-    return any_of([at_start, then(characters(((0, LAST),)), ALL, later)])
+    return union([at_start, then(characters(((0, LAST),)), ALL, later)])
 
 
 def _language(part: _Part, is_start: bool, rest: Callable[[bool], Node]) -> Node:
@@ -366,22 +368,22 @@ def _language(part: _Part, is_start: bool, rest: Callable[[bool], Node]) -> Node
             rest = _followed(one, rest)
         return rest(is_start)
     if kind == "alt":
-        return any_of([_language(one, is_start, rest) for one in part[1]])
+        return union([_language(one, is_start, rest) for one in part[1]])
     if kind == "start":
         return rest(True) if is_start else NONE
     if kind == "end":
         return EMPTY if has_empty(rest(is_start)) else NONE
     if kind == "look":
         inner = _language(part[1], is_start, lambda _: ALL)
-        return all_of([opposite(inner) if part[2] else inner, rest(is_start)])
+        return intersection([opposite(inner) if part[2] else inner, rest(is_start)])
     if kind == "repeat":  # of what may have `$`: all that comes behind it is empty
         last = _language(part[1], False, lambda _: EMPTY)
         if is_start and rest(True) != rest(False):
             raise _Unknown("^ behind a repetition")
         more = [last] if has_empty(rest(False)) else []
-        return then(star(_without_ends(part[1])), any_of([rest(False), *more]))
+        return then(star(_without_ends(part[1])), union([rest(False), *more]))
     if is_start and has_empty(part[1]) and rest(True) != rest(False):
-        return any_of([rest(True), then(all_of([part[1], opposite(EMPTY)]), rest(False))])
+        return union([rest(True), then(intersection([part[1], opposite(EMPTY)]), rest(False))])
     return then(part[1], rest(False))
 
 
@@ -394,7 +396,7 @@ def _without_ends(part: _Part) -> Node:
     if part[0] == "seq":
         return then(*map(_without_ends, part[1]))
     if part[0] == "alt":
-        return any_of(map(_without_ends, part[1]))
+        return union(map(_without_ends, part[1]))
     if part[0] == "repeat":
         return star(_without_ends(part[1]))
     found: Node = part[1] if part[0] == "node" else NONE

@@ -216,7 +216,7 @@ class Scanner:
                     found.append({UNIQUE_KEY: True})  # not known: so items differ
         return found
 
-    def domain_of(self, level: Level) -> dict[bytes, Any] | None:
+    def list_next_values(self, level: Level) -> dict[bytes, Any] | None:
         """The texts of all values that the next item may have, if each schema of it lists them."""
         values: list[Any] = []
         for schema in self.of_child(level):
@@ -332,7 +332,7 @@ class UniqueItems:
 
     def _forbidden(self, allowed: NDArray[np.bool_], follow: Follow) -> list[int]:
         scanner, level = self._scanner, self._scanner.in_item
-        domain = None if level is None else scanner.domain_of(level)
+        domain = None if level is None else scanner.list_next_values(level)
         if level is not None and domain is not None:
             candidates = np.flatnonzero(allowed[: len(self._table.tokens)])
             return [token for token in candidates.tolist() if not self._fits(token, domain)]

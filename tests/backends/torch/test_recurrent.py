@@ -86,7 +86,7 @@ def by_oracle(mixer, x, slots, states):
 def by_torch(mixer, x, slots, states, bucket=None, dtype=torch.float32):
     """Rows of one pass; states change in place."""
     named = tensors_of(mixer)
-    w = recurrent.weights_of(mixer, lambda name: torch.from_numpy(named[name]) if name in named else None)
+    w = recurrent.read_weights(mixer, lambda name: torch.from_numpy(named[name]) if name in named else None)
     if bucket is not None:
         x = np.concatenate((x, normal(bucket - len(x), x.shape[1], seed=9)))
     found, x = runs(slots, bucket, "cpu"), torch.from_numpy(x)
@@ -183,4 +183,4 @@ def test_more_rows_than_a_pass_has_are_refused():
 
 def test_a_convolution_longer_than_a_tile_is_refused():
     with pytest.raises(Unsupported, match="convolution over"):
-        recurrent.weights_of(Convolution(8, TILE + 2), lambda _: None)
+        recurrent.read_weights(Convolution(8, TILE + 2), lambda _: None)

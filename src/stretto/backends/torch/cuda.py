@@ -265,7 +265,7 @@ def gemv(
     }  # fmt: skip
     kernel = load("gemv.cu", "gemv", constants, x.device)
     arguments = (
-        c_void_p(address(x)), c_void_p(address(gain)), weights_of(part), c_void_p(address(bias)),
+        c_void_p(address(x)), c_void_p(address(gain)), tensor_addresses(part), c_void_p(address(bias)),
         c_void_p(address(out)), c_float(eps),
     )  # fmt: skip
     tiles, processors = tiles_and_processors(part, x.device)
@@ -280,7 +280,7 @@ def best_shape(part: Packed) -> GemvShape:
     return slices, 4, 4 // slices
 
 
-def weights_of(part: Packed) -> Any:
+def tensor_addresses(part: Packed) -> Any:
     """The addresses of a part's tensors, as kernels take them."""
     tensors = (part.quants, part.high, part.scales, part.minima, part.supers)
     return (c_void_p * len(tensors))(*(address(each) for each in tensors))
@@ -336,7 +336,7 @@ def few(
     }  # fmt: skip
     kernel = load("few.cu", "few", constants, x.device)
     arguments = (
-        c_void_p(address(x)), c_int(len(x)), weights_of(part), c_void_p(address(bias)),
+        c_void_p(address(x)), c_int(len(x)), tensor_addresses(part), c_void_p(address(bias)),
         c_void_p(address(out)), c_long(out.stride(0)),
     )  # fmt: skip
     tiles, processors = tiles_and_processors(part, x.device)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from stretto.backends.torch import cuda
-from stretto.backends.torch.cuda import TYPES, address, load, weights_of
+from stretto.backends.torch.cuda import TYPES, address, load, tensor_addresses
 from stretto.backends.torch.device import Tensor, multiprocessors
 from stretto.backends.torch.layouts import PARTS, TILE_ROWS, Packed
 
@@ -154,7 +154,7 @@ def few(
     }  # fmt: skip
     kernel = load("few_octets.cu", "few_octets", constants, x.device)
     arguments = (
-        c_void_p(address(x)), rounded.pointers if rounded else _Pointers(), c_int(n), weights_of(part),
+        c_void_p(address(x)), rounded.pointers if rounded else _Pointers(), c_int(n), tensor_addresses(part),
         c_void_p(address(bias)), c_void_p(address(out)), c_long(out.stride(0)),
         c_void_p(address(chosen.experts if chosen else None)), c_int(chosen.each if chosen else 1),
         c_float(clamp[0]), c_float(clamp[1]),
@@ -221,7 +221,7 @@ def many(
     if split:
         scratch = torch.empty(row_blocks * PARTS * rows * n_rows, dtype=torch.float32, device=device)
     arguments = (
-        x.pointers, c_int(n), c_int(x.places), weights_of(part), c_void_p(address(bias)),
+        x.pointers, c_int(n), c_int(x.places), tensor_addresses(part), c_void_p(address(bias)),
         c_void_p(address(out)), c_long(out.stride(0)),
         c_void_p(address(chosen.experts if chosen else None)),
         c_void_p(address(chosen.pairs if chosen else None)), c_int(chosen.each if chosen else 1),

@@ -43,7 +43,7 @@ class Weights:
     norm: Tensor = None  # [value_size], or of Mamba-2 [inner]
 
 
-def weights_of(mixer: Recurrent, get: Callable[[str], Tensor | None]) -> Weights:
+def read_weights(mixer: Recurrent, get: Callable[[str], Tensor | None]) -> Weights:
     """A mixer's weights from its layer's tensors: `get(name)` is one in float32 on the device, or None."""
     if isinstance(mixer, (KimiDelta, Mamba, TimeMix)):
         reason = f"layers of the kind {mixer.recurrent} on this device; device='cpu' has them"
@@ -241,7 +241,7 @@ class RecurrentLayer:
             shape = shapes[name]
             return w.vector(name, torch.Size(shape).numel()).view(shape)
 
-        self.weights = weights_of(mixer, small)
+        self.weights = read_weights(mixer, small)
         self.gates: Matrix | None = None  # of a delta net: what corrections and decays are made of
         if isinstance(mixer, DeltaNet):
             heads, inner = mixer.n_value_head, mixer.n_value_head * mixer.value_size

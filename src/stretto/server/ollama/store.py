@@ -21,7 +21,7 @@ from typing import Any
 from stretto.server.http.errors import field_error
 from stretto.server.http.registry import Registry
 from stretto.server.http.served_model import ServedModel
-from stretto.weights.hub.store import Store, explained, require_space
+from stretto.weights.hub.store import Store, explain_disk_errors, require_space
 
 TAG = ":latest"
 MAX_MADE = 256
@@ -186,7 +186,7 @@ class Blobs:
     def begin(self, digest: str, nbytes: int | None) -> Upload:
         """A file to write `nbytes` into, None if nobody knows how many."""
         folder = _folder()
-        with explained(folder):
+        with explain_disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             _sweep(folder)
             require_space(folder, SPARE_BYTES if nbytes is None else nbytes)
@@ -208,7 +208,7 @@ class Upload:
         """Append a piece."""
         self._hash.update(piece)
         self._unchecked += len(piece)
-        with explained(self._target.parent):
+        with explain_disk_errors(self._target.parent):
             if self._unchecked >= SPARE_BYTES // 2:
                 require_space(self._part.parent, SPARE_BYTES)
                 self._unchecked = 0
@@ -223,7 +223,7 @@ class Upload:
                 f"the digest of the body is sha256:{found}, not sha256:{self._expected}; send it again",
                 "digest_mismatch",
             )
-        with explained(self._target.parent):
+        with explain_disk_errors(self._target.parent):
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()

@@ -18,7 +18,7 @@ from typing import Any
 from stretto.server.http.errors import ApiError, field_error
 from stretto.server.settings import RequestLimits
 from stretto.weights.files import atomic_write, read_records
-from stretto.weights.hub.store import explained, require_space
+from stretto.weights.hub.store import explain_disk_errors, require_space
 
 DAY = 86400
 FILE_SECONDS = 30 * DAY  # that a file is kept, unless its sender says otherwise
@@ -43,7 +43,7 @@ class BatchStore:
     def secret(self) -> bytes:
         """The secret of the owners' names, made once."""
         path = self.home / "secret"
-        with explained(self.home):
+        with explain_disk_errors(self.home):
             if not path.is_file():
                 self.home.mkdir(parents=True, exist_ok=True)
                 self.home.chmod(0o700)  # it holds what callers have asked
@@ -83,7 +83,7 @@ class BatchStore:
     def write(self, owner: str, record: Record) -> None:
         """Write a record, which exists whole or not at all."""
         folder = self.home / owner
-        with explained(self.home):
+        with explain_disk_errors(self.home):
             folder.mkdir(parents=True, exist_ok=True)
             with atomic_write(self.path(owner, record["id"], "json"), durable=False) as file:
                 file.write(json.dumps(record).encode())
@@ -117,7 +117,7 @@ class BatchStore:
             "purpose": purpose,
             "status": "processed",
         }
-        with explained(self.home):
+        with explain_disk_errors(self.home):
             (self.home / owner).mkdir(parents=True, exist_ok=True)
             target = self.path(owner, record["id"], "data")
             if isinstance(data, bytes):
@@ -165,7 +165,7 @@ class BatchStore:
     def append(self, owner: str, batch: str, kind: str, line: Record) -> None:
         """Add a line to the answers of a batch."""
         data = json.dumps(line).encode() + b"\n"
-        with explained(self.home):
+        with explain_disk_errors(self.home):
             require_space(self.home, SPARE_BYTES)
             with self.path(owner, batch, kind).open("ab") as file:
                 file.write(data)

@@ -55,7 +55,7 @@ from stretto.server.own.open_sequences import (
     reserve_cells,
     usage,
 )
-from stretto.weights.hub.store import Store, explained, require_space
+from stretto.weights.hub.store import Store, explain_disk_errors, require_space
 
 router = make_router("Stretto")
 
@@ -656,7 +656,7 @@ async def save(body: SaveSequence, request: Request) -> Response:
         n_bytes = len(entry.sequence) * entry.llm.backend.cell_bytes
 
         def work() -> int:
-            with explained(folder):
+            with explain_disk_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 folder.parent.chmod(0o700)  # it holds what callers have asked
                 others = [one for one in folder.glob(f"*{SUFFIX}") if one != path]

@@ -43,8 +43,8 @@ def recognise(
     found: list[tuple[str, float]] = [("", 0.0)] * len(crops)
     for batch in batches(crops):
         ratio = max(_MIN_BATCH_WIDTH / _LINE_HEIGHT, *(_ratio(crops[i]) for i in batch))
-        lines = np.stack([normalised(crops[i], _LINE_HEIGHT, int(_LINE_HEIGHT * ratio)) for i in batch])
-        scores = computed(session, lines)
+        lines = np.stack([prepare_crop(crops[i], _LINE_HEIGHT, int(_LINE_HEIGHT * ratio)) for i in batch])
+        scores = run_session(session, lines)
         if scores.ndim != 3 or scores.shape[2] != len(characters):
             raise ModelError(f"{scores.shape} scores for {len(characters)} characters", field="character")
         for number, line in zip(batch, scores, strict=True):
@@ -58,7 +58,7 @@ def batches(crops: Sequence[Pixels]) -> list[list[int]]:
     return [order[i : i + BATCH_LINES] for i in range(0, len(order), BATCH_LINES)]
 
 
-def normalised(crop: Pixels, height: int, width: int) -> NDArray[np.float32]:
+def prepare_crop(crop: Pixels, height: int, width: int) -> NDArray[np.float32]:
     """The crop from -1 to 1 in float32[3, height, width]: scaled to the height, zeros to its right."""
     made = np.zeros((3, height, width), np.float32)
     scaled = resize(np.ascontiguousarray(crop), min(math.ceil(height * _ratio(crop)), width), height)
@@ -80,7 +80,7 @@ def decode(scores: NDArray[np.float32], characters: Sequence[str]) -> tuple[str,
     return text, float(scores.max(axis=1)[keep].mean())
 
 
-def computed(session: OnnxSession, values: NDArray[np.float32]) -> NDArray[np.float32]:
+def run_session(session: OnnxSession, values: NDArray[np.float32]) -> NDArray[np.float32]:
     """The output of a model that has one input and one output."""
     (name, *others), (output, *_) = session.file.inputs, session.file.outputs
     if others:
@@ -168,7 +168,7 @@ class PPOCR(TaskModel):
         factor = max(1.0, _DETECTION_SIDE / min(height, width))
         scaled = resize(pixels, _to_step(width * factor), _to_step(height * factor))
         values = scaled.transpose(2, 0, 1)[None].astype(np.float32) / 127.5 - 1
-        chances = computed(self._detection, values)
+        chances = run_session(self._detection, values)
         limit = np.asarray((width, height))
         found = []
         for quad in find_lines(chances[0, 0]):
@@ -183,8 +183,8 @@ class PPOCR(TaskModel):
         """Whether each line stands on its head."""
         found = [False] * len(crops)
         for batch in batches(crops):
-            lines = np.stack([normalised(crops[i], _DIRECTION_HEIGHT, _DIRECTION_WIDTH) for i in batch])
-            for number, (_, turned) in zip(batch, computed(self._direction, lines), strict=True):
+            lines = np.stack([prepare_crop(crops[i], _DIRECTION_HEIGHT, _DIRECTION_WIDTH) for i in batch])
+            for number, (_, turned) in zip(batch, run_session(self._direction, lines), strict=True):
                 found[number] = bool(turned > _SURE_TURNED)
         return found
 

@@ -55,8 +55,9 @@ class Target:
         wanted = self.shapes[name]
         if len(a) != 2 or len(b) != 2 or a[0] != b[1] or (b[0], a[1]) != wanted:
             raise ModelError(
-                f"lora_a of {shown(a)} and lora_b of {shown(b)} do not make the {shown(wanted)} that the "
-                "matrix has in this model; is the adapter for another model?",
+                f"lora_a of {describe_shape(a)} and lora_b of {describe_shape(b)} do not make the "
+                f"{describe_shape(wanted)} that the matrix has in this model; is the adapter for "
+                "another model?",
                 path=path,
                 field=where,
             )
@@ -136,7 +137,7 @@ def make_fingerprint(pairs: Mapping[str, Pair], vectors: Mapping[int, Floats]) -
     return digest.hexdigest()
 
 
-def shown(shape: Shape) -> str:
+def describe_shape(shape: Shape) -> str:
     """A shape in words."""
     return " × ".join(map(str, shape)) or "one number"
 

@@ -122,7 +122,7 @@ class Shards:
     def reader(self, name: str, op: Op | None = None) -> Read:
         """What reads an array as float32."""
         tensor = self._sources.tensor(name)
-        return lambda: moved(tensor.dequantize().reshape(tensor.shape), op)
+        return lambda: move_rows(tensor.dequantize().reshape(tensor.shape), op)
 
 
 class Pickled:
@@ -146,10 +146,10 @@ class Pickled:
 
     def reader(self, name: str, op: Op | None = None) -> Read:
         """What reads an array as float32."""
-        return lambda: moved(self._arrays[name].astype(np.float32), op)
+        return lambda: move_rows(self._arrays[name].astype(np.float32), op)
 
 
-def moved(numbers: Floats, op: Op | None) -> Floats:
+def move_rows(numbers: Floats, op: Op | None) -> Floats:
     """The numbers, with rows in another order if there is one."""
     return numbers if op is None else np.ascontiguousarray(op.apply(numbers), np.float32)
 

@@ -47,11 +47,11 @@ __all__ = [
     "can",
     "choose_file",
     "defaults",
-    "described",
     "head",
     "is_online",
     "is_task",
     "listing",
+    "look_up",
     "models",
     "packaged_models",
     "pull",
@@ -145,7 +145,7 @@ def _source(name: str) -> Source:
     web = Web.hub()
     entry = hub_models().get(name)
     reference = entry.reference if entry else parse_reference(name)
-    with huggingface.named(str(reference)):
+    with huggingface.name_in_errors(str(reference)):
         return huggingface.make_source(web, *huggingface.choose(web, reference, entry is None, time.sleep))
 
 
@@ -156,7 +156,7 @@ def listing(name: str) -> Listing:
 
     entry = hub_models().get(name)
     reference = entry.reference if entry else parse_reference(_canonical(name))
-    with huggingface.named(str(reference)):
+    with huggingface.name_in_errors(str(reference)):
         return huggingface.read_listing(Web.hub(), reference)
 
 
@@ -292,7 +292,7 @@ def hub_models() -> Mapping[str, HubModel]:
     return catalogue.CATALOGUE
 
 
-def described(model: str | os.PathLike[str], store: Store | None = None) -> PackagedModel | HubModel | None:
+def look_up(model: str | os.PathLike[str], store: Store | None = None) -> PackagedModel | HubModel | None:
     """What the catalogues say of a model that is given by a name, or by its path in the store; or None.
 
     A model of the store is recognised by its SHA-256 or its repository, whatever name it has there.
@@ -318,13 +318,13 @@ def defaults(model: str | os.PathLike[str], store: Store | None = None) -> Model
     """
     from stretto.weights.hub.catalogue import NO_DEFAULTS
 
-    entry = described(model, store)
+    entry = look_up(model, store)
     return NO_DEFAULTS if entry is None else entry.defaults
 
 
 def can(model: str, verb: str) -> bool:
     """Whether a model may have a verb, as far as the catalogues know."""
-    entry = described(model)
+    entry = look_up(model)
     return entry is None or verb in entry.verbs
 
 
@@ -337,7 +337,7 @@ def require(model: str | os.PathLike[str], verb: str | None) -> None:
 
     A model that no catalogue describes passes: opening it says what it can do.
     """
-    entry = described(model)
+    entry = look_up(model)
     if entry is None:
         return
     if verb is not None and verb not in entry.verbs:

@@ -301,12 +301,12 @@ def fetch(
     source: Source, store: Store, work: Path, progress: Progress, check: Check | None = None
 ) -> tuple[Model, Path]:
     """Fetch a model into a folder under `work`: first its head, which `check` may refuse, then the rest."""
-    with named(source.name):
+    with name_in_errors(source.name):
         return _fetch(source, store, work, _Meter(progress), check)
 
 
 @contextmanager
-def named(name: str) -> Iterator[None]:
+def name_in_errors(name: str) -> Iterator[None]:
     """A block whose errors name the model."""
     try:
         yield

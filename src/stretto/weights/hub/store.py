@@ -108,7 +108,7 @@ class Store:
     def models(self) -> list[Model]:
         """All models, by name."""
         models: list[Model] = []
-        with explained(self.home), suppress(FileNotFoundError, NotADirectoryError):
+        with explain_disk_errors(self.home), suppress(FileNotFoundError, NotADirectoryError):
             for path in sorted((self.home / "models").iterdir()):
                 if model := self._read(path):
                     models.append(model)
@@ -147,7 +147,7 @@ class Store:
         If another process is fetching the same model, call `waiting` and wait for it.
         """
         staging = self.home / "staging" / folder(name)
-        with explained(self.home):
+        with explain_disk_errors(self.home):
             for place in ("locks", "models", "staging"):
                 (self.home / place).mkdir(parents=True, exist_ok=True)
             with self._lock(folder(name), waiting):
@@ -197,7 +197,7 @@ class Store:
 
     def remember(self, name: str, target: str) -> None:
         """Let a name stand for another one from now on."""
-        with explained(self.home):
+        with explain_disk_errors(self.home):
             note = self._note(name)
             note.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(note) as file:
@@ -210,7 +210,7 @@ class Store:
     def partial(self, key: str) -> Iterator[Path]:
         """The place of a download that can be continued, of this process only while the block lasts."""
         place = self.home / "partial"
-        with explained(self.home):
+        with explain_disk_errors(self.home):
             for needed in (place, self.home / "locks"):
                 needed.mkdir(parents=True, exist_ok=True)
             with self._lock(f"part~{key}", lambda: None):
@@ -229,7 +229,7 @@ class Store:
         if given != name:
             self._note(given).unlink(missing_ok=True)
         target = self.home / "models" / folder(name)
-        with explained(self.home):
+        with explain_disk_errors(self.home):
             if not os.path.lexists(target):
                 here = ", ".join(model.name for model in self.models()) or "none"
                 raise InvalidRequest(f"there is no model {name!r} in {self.home}; here are: {here}")
@@ -296,7 +296,7 @@ def require_space(path: Path, nbytes: int) -> None:
 
 
 @contextmanager
-def explained(home: Path) -> Iterator[None]:
+def explain_disk_errors(home: Path) -> Iterator[None]:
     """Turn the block's errors of the operating system into `PullError` with a remedy."""
     remedy = "set STRETTO_HOME to a folder"
     try:
