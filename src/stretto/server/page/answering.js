@@ -12,6 +12,7 @@ export const ABANDONED_MS = 5000; // since its tab has written it
 const KEPT_MS = 60000; // by the server, without a reader
 const ALTERNATIVES = 8, SAVE_MS = 300, TOOL_ROUNDS = 8;
 const ENDS = ['timeout', 'repetition']; // told as "length"
+const WHAT = {context_length_exceeded: 'This conversation does not fit into the context of the model any more. Delete earlier messages, or begin a new chat.'};
 const CUT = ['unreachable', 'shutting_down', 'replica_lost'];
 const AGAIN_MS = 3000; // before a stream that was cut, alone of its page's connections, is asked for again
 const GONE = ['not_found', 'events_gone', 'invalid_value']; // the server does not have the stream any more
@@ -155,7 +156,7 @@ export async function write(message, restOnly = false) {
   } catch (error) {
     if (error.name === 'AbortError') message.finish = 'stopped';
     else if (error.code === 'already_ended') message.finish = 'stop';
-    else Object.assign(message, {finish: 'failed', error: error.message, param: error.param ?? null});
+    else Object.assign(message, {finish: 'failed', error: WHAT[error.code] ?? error.message, param: error.param ?? null});
     if (error.code === 'taken_over') return leave(message);
     if (CUT.includes(error.code)) {
       lost.add(message);

@@ -161,7 +161,7 @@ function Edit({message, model}) {
 // On a phone Enter breaks lines: the button sends there. While a word is being composed, Enter chooses it.
 const sends = event => event.key === 'Enter' && !event.shiftKey && !event.isComposing && !isPhone();
 
-const ENDS = {length: 'the limit of tokens was reached', timeout: 'the time was up', repetition: 'it repeated itself', stopped: 'stopped', failed: 'failed'};
+const ENDS = {length: 'the limit of tokens was reached', full: 'the context is full', timeout: 'the time was up', repetition: 'it repeated itself', stopped: 'stopped', failed: 'failed'};
 // A call of a tool, with its result once there is one; without, a reader may give it.
 function Call({call, result}) {
   const {name, arguments: given} = call.function;
@@ -243,7 +243,7 @@ function useNear(box, shown) {
   return near;
 }
 
-function Theirs({message, siblings, isLast, model, results, shown, at, chooseModel}) {
+function Theirs({message, siblings, isLast, model, results, shown, at, chooseModel, space}) {
   const [, again] = useState(0), mine = isRunning(message), {reasoning, content, stats, finish, error} = message;
   const live = mine || (!!message.running && Date.now() - message.touched < ABANDONED_MS); // by this tab, or by another
   const box = useRef(), near = useNear(box, shown), lit = shown && (near || at != null), list = lit ? tokensNow(message) : null;
@@ -257,7 +257,7 @@ function Theirs({message, siblings, isLast, model, results, shown, at, chooseMod
     if (event.key === 'Enter' && at != null) { event.preventDefault(); document.querySelector('.alts button:enabled')?.focus(); }
   };
   const thinking = live && !content, busy = runningIn(store.chat);
-  const cut = !live && finish && finish !== 'stop' && finish !== 'tool_calls';
+  const cut = !live && finish && finish !== 'stop' && finish !== 'tool_calls', isFull = finish === 'length' && stats?.prompt + stats?.tokens >= space;
   return html`<article ref=${box} class=${isLast ? 'theirs last' : 'theirs'} aria-label=${`Answer of ${message.model}`} aria-busy=${String(live)}
       style=${live ? null : guessed(message)}>
     ${reasoning && html`<details class="fold"><summary><span class=${thinking ? 'live' : ''}>${thinking ? 'Reasoning' : 'Reasoned'} for ${
@@ -277,8 +277,9 @@ function Theirs({message, siblings, isLast, model, results, shown, at, chooseMod
       <${Act} icon="layers" label="Beneath this answer" aria-expanded=${String(ui.beneath === message.id)}
         onClick=${() => set({beneath: ui.beneath === message.id ? null : message.id})}/>
       <${Delete} message=${message}/></span>`}
-      ${!live && html`<small class="stats">${[message.model, cut && ENDS[finish], stats && `${stats.tokens} tokens`,
-        stats?.speed && `${stats.speed.toFixed(0)} tok/s`, stats?.first != null && `first ${stats.first.toFixed(2)} s`].filter(Boolean).join(' · ')}</small>`}
+      ${!live && html`<small class="stats">${[message.model, cut && ENDS[isFull ? 'full' : finish], stats && `${number(stats.tokens)} tokens`,
+        stats?.speed && `${stats.speed.toFixed(0)} tok/s`, stats?.first != null && `first ${stats.first.toFixed(2)} s`].filter(Boolean)
+    .map(one => one.replaceAll(' ', '\u00a0')).join(' · ')}</small>`}
     </footer>${!live && ui.beneath === message.id && html`<${Beneath} message=${message} choose=${chooseModel}/>`}</article>`;
 }
 
@@ -305,7 +306,7 @@ function Scroll({children, id}) {
     <div ref=${inner}>${children}</div></div>`;
 }
 
-function Messages({model, chooseModel}) {
+function Messages({model, models, chooseModel}) {
   const all = path(), way = all.filter(({message}) => message.role !== 'tool'), [n, more] = useState(FIRST_MESSAGES), first = Math.max(0, way.length - n);
   useEffect(() => { // the newest are drawn at once, earlier ones when there is time
     if (!first) return;
@@ -316,9 +317,10 @@ function Messages({model, chooseModel}) {
   return html`<div class="column">${way.slice(first).map(({message, siblings}, k) => {
     const isLast = first + k === way.length - 1, draw = message.role === 'user' ? Mine : Theirs;
     const shown = !!store.settings.tokens, at = ui.at?.id === message.id ? ui.at.i : null;
-    const of = [shown, at, message.calls?.filter(call => results[call.id]).length, message, message.version, message.running, siblings.length, siblings.indexOf(message), isLast, model,
+    const space = models.find(one => one.name === message.model)?.context_length;
+    const of = [space, shown, at, message.calls?.filter(call => results[call.id]).length, message, message.version, message.running, siblings.length, siblings.indexOf(message), isLast, model,
       ui.editing === message.id, ui.beneath === message.id, isLast && !!runningIn(store.chat)];
-    return html`<${Memo} key=${message.id} of=${of} draw=${() => html`<${draw} ...${{message, siblings, isLast, model, results, shown, at, chooseModel}}/>`}/>`;
+    return html`<${Memo} key=${message.id} of=${of} draw=${() => html`<${draw} ...${{message, siblings, isLast, model, results, shown, at, chooseModel, space}}/>`}/>`;
   })}</div>`;
 }
 
@@ -337,7 +339,7 @@ function Picker({model, models, choose, admin}) {
     <p><small>${memory?.limit ? `${bytes(memory.loaded)} of ${bytes(memory.limit)} in use` : ''}</small><a href="#models">All models</a></p></div>`;
 }
 function Speed({model, stats}) {
-  const used = stats ? stats.prompt + stats.tokens : 0;
+  const used = stats ? Math.min(stats.prompt + stats.tokens, model?.context_length ?? 0) : 0; // the last token may not be read any more
   return html`<${Loading} model=${model}><small class="speed">${stats?.speed ? html`<b>${stats.speed.toFixed(0)}</b> tok/s` : ''}${used && model?.context_length
     ? html`<span class="wide"> · ${number(used)} of ${number(model.context_length)} in context</span>` : ''}</small><//>`;
 }
@@ -445,7 +447,7 @@ export default function Chat({model: chosen, models, choose: chooseModel, views,
         <button type="button" class="quiet" id="settings" aria-label="Settings" aria-expanded=${String(panel === 'settings')}
           onClick=${() => set({panel: panel === 'settings' ? null : 'settings'})}><${Icon} name="dials"/><span class="word">Settings</span></button>
         <button type="button" class="icon help" aria-label="Keys" title="Keys (?)" onClick=${() => set({keys: true})}>?</button></div>
-      ${store.ready && store.chat && html`<${Scroll} id=${store.chat.id}>${store.messages.size ? html`<${Messages} key=${store.chat.id} ...${{chooseModel}} model=${model?.name}/>`
+      ${store.ready && store.chat && html`<${Scroll} id=${store.chat.id}>${store.messages.size ? html`<${Messages} key=${store.chat.id} ...${{chooseModel}} model=${model?.name} models=${able}/>`
         : html`<${Empty} model=${model}/>`}<//>
       <${Composer} ...${{model, admin}} models=${able} choose=${chooseModel}/>`}</div>
     ${panel && html`<${Panel} key=${panel} name=${panel} at=${ui.at} choose=${choose} close=${closePanel}>${panel === 'token'
