@@ -44,7 +44,7 @@ def warmest(readings):
 HOSTILE = (
     "<img src=x onerror=document.title=1> <script>document.title=2</script> [a](javascript:document.title=3) "
     "![picture](http://no.invalid/x.png) <http://no.invalid/y> [ok](https://no.invalid/z) "
-    "\u202egnp.exe \x07 [data](data:text/html,x)\n\n[style]: http://no.invalid/s.css\n\n"
+    "\u202egnp.exe \x07 \u061ca\U000e0041b [data](data:text/html,x)\n\n[style]: http://no.invalid/s.css\n\n"
     "$\\href{javascript:alert(1)}{x}$ $\\includegraphics{http://no.invalid/i.png}$ $\\style{color:red}{x}$\n"
     "```<img src=x>\n<svg onload=alert(1)>\n```\n" + "x" * 100
 )
@@ -127,6 +127,75 @@ def test_markdown_becomes_nodes(new_page, loaded):
         assert page.evaluate("navigator.clipboard.readText()") == MARKDOWN
 
 
+def imported(page, title, *said):
+    """Open a conversation that is brought in: messages one after the other."""
+    messages = [
+        {"id": str(n), "parent": str(n - 1) if n else None, "created": n} | one for n, one in enumerate(said)
+    ]
+    text = json.dumps({"format": "stretto.chats.1", "chats": [{"title": title, "messages": messages}]})
+    file = {"name": "chats.json", "mimeType": "application/json", "buffer": text.encode()}
+    page.get_by_label("File to import").set_input_files(file)
+    page.locator(".list .open", has_text=title).click()
+
+
+def test_a_formula_that_is_never_closed_ends_nothing(chat):
+    text = "It costs\n\n$$ 5 and more.\n\n## Then\n\n$$\nx^2\n$$\n\n$$\ny^2"
+    imported(
+        chat,
+        "Open",
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "model": "mock", "content": text},
+    )
+    expect(prose(chat).locator("h2")).to_have_text("Then")
+    expect(prose(chat).locator("math")).to_have_count(
+        2
+    )  # one that may still be written is set as far as it goes
+    expect(prose(chat).locator("p").nth(1)).to_have_text("$$ 5 and more.")
+
+
+def test_what_is_nested_too_deep_is_shown_as_it_was_written(chat):
+    text = "- " * 200 + "deep\n\nand flat"
+    imported(
+        chat,
+        "Deep",
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "model": "mock", "content": text},
+    )
+    expect(prose(chat).locator("pre")).to_have_text(text.replace("\n\n", " "))  # and all behind it
+
+
+def test_a_full_context_is_told_from_a_limit(chat):
+    stats, one = (
+        {"prompt": 10, "tokens": 1_000_000, "speed": 9},
+        {"role": "assistant", "model": "mock", "finish": "length"},
+    )
+    imported(chat, "Full", {"role": "user", "content": "?"}, one | {"content": "!", "stats": stats})
+    expect(answer(chat).locator(".stats")).to_contain_text("the context is full · 1,000,000 tokens")
+    imported(
+        chat,
+        "Short",
+        {"role": "user", "content": "?"},
+        one | {"content": "!", "stats": stats | {"tokens": 9}},
+    )
+    expect(answer(chat).locator(".stats")).to_contain_text("the limit of tokens was reached · 9 tokens")
+
+
+def test_tokens_do_not_move_the_lines_of_lists(new_page, loaded):
+    with loaded(
+        mock(
+            "Lists:\n\n- one **and**\n  - two\n  - three\n- four\n\n  ```\n  five\n  ```\n\n> six\n>\n> seven"
+        )
+    ) as server:
+        page = new_page(f"{server.url}/#chat")
+        send(page)
+        top = "getBoundingClientRect().top"
+        places = f"all => all.map(one => one.{top} - document.querySelector('.prose').{top})"
+        plain = prose(page).locator("li, pre, p").evaluate_all(places)
+        page.get_by_role("switch", name="Tokens").click()
+        prose(page).locator(".t").first.wait_for()
+        assert prose(page).locator("li, pre, p").evaluate_all(places) == plain
+
+
 def test_hostile_text_is_text(new_page, loaded):
     with loaded(mock(HOSTILE)) as server:
         page = new_page(f"{server.url}/#chat")
@@ -135,7 +204,7 @@ def test_hostile_text_is_text(new_page, loaded):
         send(page, HOSTILE)
         expect(prose(page)).to_contain_text("<script>document.title=2</script>")
         expect(prose(page)).to_contain_text("[a](javascript:document.title=3)")
-        expect(prose(page)).to_contain_text("\ufffdgnp.exe")
+        expect(prose(page)).to_contain_text("\ufffdgnp.exe \ufffd \ufffda\ufffdb")
         assert page.locator("main img, main script, main svg[onload], main iframe, main style").count() == 0
         links = {link.get_attribute("href") for link in prose(page).locator("a").all()}
         assert all(link.startswith(("http://no.invalid/", "https://no.invalid/")) for link in links)

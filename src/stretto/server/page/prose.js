@@ -5,9 +5,9 @@ import MarkdownIt from './vendor/markdown-it.js';
 import Prism from './vendor/prism.js';
 import {Copy} from './ui.js';
 
-const PLAIN_CHARS = 400_000, INLINE_CHARS = 10_000, FORMULA_CHARS = 4000, LINKS = /^(https?:|mailto:)/i;
+const PLAIN_CHARS = 400_000, INLINE_CHARS = 10_000, FORMULA_CHARS = 4000, DEPTH = 40, LINKS = /^(https?:|mailto:)/i;
 // Characters that could make a text look like another one.
-const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g;
+const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u206f\ufeff\u{e0000}-\u{e007f}]/gu;
 export const harmless = text => text.replace(CONTROLS, '\ufffd');
 
 // ---- formulas: $…$, $$…$$, \(…\), \[…\] ----
@@ -28,6 +28,8 @@ function blockFormula(state, startLine, endLine, silent) {
   if (!open) return false;
   let end = startLine, found = line(end).indexOf(close, 2);
   while (found < 0 && end + 1 < endLine) found = line(++end).indexOf(close);
+  // One that is never closed, or closed by another's opening, is text. The last of a stream may still be closed.
+  if ((found < 0 || open === '$$') && /\n\s*\n/.test(state.src.slice(state.bMarks[startLine], state.eMarks[end]))) return false;
   const whole = found < 0 || line(end).slice(found + close.length).trim() === '';
   if (!whole) return false; // text follows: it is part of a paragraph
   if (silent) return true;
@@ -223,11 +225,12 @@ export function Prose({text, rangesOf = null}) {
   const tokens = markdown.parse(text, {}), lines = [0], next = new Map(), blocks = [];
   for (let at = text.indexOf('\n'); at >= 0; at = text.indexOf('\n', at + 1)) lines.push(at + 1);
   for (let i = 0; i < tokens.length;) {
-    let end = i, depth = 0;
-    do depth += tokens[end++].nesting; while (depth > 0);
+    let end = i, depth = 0, deepest = 0;
+    do deepest = Math.max(deepest, depth += tokens[end++].nesting); while (depth > 0);
     const [first, last] = tokens[i].map ?? [0, 0], from = lines[first] ?? 0, to = lines[last] ?? text.length;
     const mark = chosen?.from < to && chosen?.to > from ? chosen.from : '', key = [blocks.length, !!rangesOf, mark, text.slice(from, to)].join(' ');
-    const node = kept.current.get(key) ?? nodesOf(tokens.slice(i, end), leafOf(text, from, rangesOf));
+    const leaf = leafOf(text, from, rangesOf); // what is nested deeper than anybody reads stays as it was written
+    const node = kept.current.get(key) ?? (deepest > DEPTH ? html`<pre class="plain">${leaf(text.slice(from, to))}</pre>` : nodesOf(tokens.slice(i, end), leaf));
     next.set(key, node);
     blocks.push(node);
     i = end;

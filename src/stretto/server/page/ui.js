@@ -12,7 +12,7 @@ export const differs = at => at && `differs from a cached prompt at token ${numb
   at.after ? `: “${visible(at.before)}▸${visible(at.after)}”` : ''}`;
 // Spaces, line breaks and control characters of a token as signs.
 export const visible = text => text.replace(/\n/g, '⏎').replace(/ /g, '␣').replace(/\t/g, '⇥')
-  .replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g, '�') || '∅';
+  .replace(/[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u202a-\u202e\u2066-\u206f\ufeff\u{e0000}-\u{e007f}]/gu, '�') || '∅';
 
 export const Model = createContext(null);
 export const useModel = () => useContext(Model);
