@@ -721,7 +721,6 @@ def test_settings_reach_the_request_and_stay(chat):
     for name in ("max_tokens", "temperature", "n"):  # the panel's own, and more than one text
         expect(panel.get_by_label(name, exact=True)).to_have_count(0)
     expect(answer(chat).locator(".stats")).to_contain_text("limit")
-    chat.once("dialog", lambda dialog: dialog.accept("Short"))
     chat.get_by_role("button", name="Save as…").click()
     chat.get_by_label("Preset").select_option("Model’s own")
     expect(chat.get_by_label("System message")).to_have_value("")
@@ -773,6 +772,10 @@ def test_a_call_of_another_tool_waits_for_its_result(new_page, loaded):
         expect(prose(page)).to_have_text("It is 15.5 degrees.")
         expect(page.locator(".card dd").last).to_have_text("15.5 °C")
 
+    expect(chat.get_by_label("Name of the preset")).to_be_focused()
+    chat.keyboard.type("Short")
+    chat.keyboard.press("Enter")
+    expect(chat.get_by_label("Preset", exact=True)).to_be_focused()
 
 def test_mistakes_are_shown_at_their_field_and_nothing_is_sent(chat):
     chat.locator("#settings").click()

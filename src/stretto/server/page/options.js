@@ -173,7 +173,9 @@ function Control({name, option, id, described, value, set, invalid}) {
   return html`<input ...${all} ...${more} placeholder=${String(fallback)}/>`;
 }
 
-export function OptionForm({values, set, chat, error, without = []}) {
+// `parts` are those that are shown, with their names.
+const PARTS = {options: 'Options', grammar: 'Structured output', tools: 'Tools'};
+export function OptionForm({values, set, chat, error, without = [], parts = PARTS}) {
   const {shape = 'none'} = values, found = mistakes(values, chat), open = useRef({});
   const opened = name => (open.current[name] ||= !!error && (groupOf(error.param) === name)) || undefined; // it stays open then
   const wrong = name => found[name] ?? (error?.param === name ? error.message : null);
@@ -185,15 +187,15 @@ export function OptionForm({values, set, chat, error, without = []}) {
     <select id=${id} value=${value} onChange=${event => set(name, event.target.value)}>
       ${Object.entries(options).map(([one, shown]) => html`<option key=${one} value=${one}>${shown}</option>`)}</select>`}<//>`;
   const listed = Object.entries(OPTIONS).filter(([name, option]) => (chat || !option.chat) && !without.includes(name));
-  return html`<details open=${opened('options')}><summary>Options</summary>
+  return html`${parts.options && html`<details open=${opened('options')}><summary>${parts.options}</summary>
       <div class="fields">${listed.map(([name, option]) => html`
         <${Field} key=${name} label=${name} help=${option.help} error=${wrong(name)} typed=${error?.param !== name}>${(id, described) => html`
-        <${Control} ...${{name, option, id, described, set}} invalid=${wrong(name) ? 'true' : null} value=${values[name]}/>`}<//>`)}</div></details>
-    <details open=${opened('grammar')}><summary>Structured output</summary>
+        <${Control} ...${{name, option, id, described, set}} invalid=${wrong(name) ? 'true' : null} value=${values[name]}/>`}<//>`)}</div></details>`}
+    ${parts.grammar && html`<details open=${opened('grammar')}><summary>${parts.grammar}</summary>
       ${choice('shape', 'Output', shape, SHAPES)}
       ${shape !== 'none' && shape !== 'object'
-        && text('grammar', SHAPES[shape], 'Decoding is constrained to it.', shape === 'schema' ? SCHEMA : '')}</details>
-    ${chat && html`<details open=${opened('tools')}><summary>Tools</summary>
+        && text('grammar', SHAPES[shape], 'Decoding is constrained to it.', shape === 'schema' ? SCHEMA : '')}</details>`}
+    ${chat && parts.tools && html`<details open=${opened('tools')}><summary>${parts.tools}</summary>
       ${text('tools', 'Functions', 'A list of functions with name, description and parameters (a JSON schema).', FUNCTIONS)}
       ${choice('tool_choice', 'tool_choice', values.tool_choice ?? '', CHOICES)}</details>`}`;
 }

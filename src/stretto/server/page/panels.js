@@ -1,11 +1,11 @@
 // The panel beside a conversation: the settings, or one token with what might have come instead.
-import {html, useEffect, useState} from './vendor/preact.js';
+import {html, useEffect, useRef, useState} from './vendor/preact.js';
 import {fork, forkText, requestOf, tokens} from './answering.js';
 import {post} from './api.js';
 import {change, lead, path, store} from './chats.js';
 import {curlCode, libraryCode, openaiCode} from './copying.js';
 import {Act, Icon} from './icons.js';
-import {OPTIONS, OptionForm, controlOf} from './options.js';
+import {OPTIONS, OptionForm, controlOf, mistakes} from './options.js';
 import {harmless} from './prose.js';
 import {TOOLS} from './toolbox.js';
 import {probability} from './tokens.js';
@@ -71,20 +71,31 @@ function Dial({name, value, own, set, wrong}) {
 export const Switch = ({on, flip, children}) => html`
   <button type="button" role="switch" class="switch" aria-checked=${String(!!on)} onClick=${flip}><i></i><span>${children}</span></button>`;
 
+function Naming({keep}) { // a preset; without a name it is not kept
+  const box = useRef();
+  useEffect(() => { box.current.focus(); }, []);
+  return html`<form class="pair" onSubmit=${event => { event.preventDefault(); keep(box.current.value.trim()); }}
+      onKeyDown=${event => { if (event.key === 'Escape') { event.stopPropagation(); keep(''); } }}>
+    <input ref=${box} aria-label="Name of the preset" placeholder="Name" autocomplete="off"/><button class="plain">Save</button></form>`;
+}
+
 export function Settings({model, models, message, refresh, choose: chooseModel, admin, say}) {
   useEffect(() => { refresh(); }, []); // a loaded model tells its own values
-  const {values = {}, system = '', tools = {}, presets = {}, preset} = store.settings;
+  const {values = {}, system = '', tools = {}, presets = {}, preset} = store.settings, [naming, setNaming] = useState(false);
   const set = (name, value) => {
     if (message) message.param = null; // what the server has refused is being changed
     change({values: {...values, [name]: value}, preset: null});
   };
   const refused = controlOf(message?.param), wrong = name => refused === name ? message.error : null;
   const choose = name => change({preset: name, ...(name === OWN ? {values: {}, system: ''} : presets[name])});
-  const keep = () => {
-    const name = prompt('Name of the preset')?.trim();
+  const keep = name => {
     if (name) change({presets: {...presets, [name]: {values, system}}, preset: name});
+    setNaming(false);
+    requestAnimationFrame(() => document.getElementById('preset')?.focus());
   };
   const forget = () => change({presets: Object.fromEntries(Object.entries(presets).filter(([name]) => name !== preset)), preset: null});
+  const form = {values, set, chat: true, without: OF_THE_PANEL,
+    error: refused && !OF_THE_PANEL.includes(refused) ? {param: refused, message: message.error} : null};
   const isOwn = !system && Object.values(values).every(value => value == null || value === ''), now = preset ?? (isOwn ? OWN : '');
   return html`<${ModelSetting} ...${{model, models, admin, say}} choose=${chooseModel}/>
     <div class="setting"><label for="preset">Preset</label><span class="pair">
@@ -92,7 +103,8 @@ export function Settings({model, models, message, refresh, choose: chooseModel, 
         ${!now && html`<option value="">Changed</option>`}
         ${[OWN, ...Object.keys(presets)].map(name => html`<option key=${name} value=${name}>${name}</option>`)}</select>
       ${preset in presets ? html`<button type="button" class="plain" onClick=${forget}>Delete</button>`
-        : html`<button type="button" class="plain" onClick=${keep}>Save as…</button>`}</span></div>
+        : html`<button type="button" class="plain" aria-expanded=${String(naming)} onClick=${() => setNaming(!naming)}>Save as…</button>`}</span>
+      ${naming && html`<${Naming} keep=${keep}/>`}</div>
     <div class="setting"><label for="system">System message</label>
       <textarea id="system" rows="3" placeholder="Who it should be, and how it should answer" value=${system}
         onInput=${event => change({system: event.target.value, preset: null})}></textarea></div>
@@ -103,16 +115,17 @@ export function Settings({model, models, message, refresh, choose: chooseModel, 
       <input class="value" id="length" type="number" min="1" step="1" placeholder="no limit" value=${values.max_tokens ?? ''} aria-describedby="length-about" aria-invalid=${wrong('max_tokens') ? 'true' : null}
         onInput=${event => set('max_tokens', event.target.value)}/><small id="length-about">Tokens at most; without it, as many as the context holds.</small>
       <${Wrong}>${wrong('max_tokens')}<//></div>
+    <${OptionForm} ...${form} parts=${{options: 'More options', grammar: 'Structured output'}}/>
     <h3>Tools</h3>
     ${Object.entries(TOOLS).map(([name, tool]) => html`<div class="setting"><${Switch} on=${tools[name]}
       flip=${() => change({tools: {...tools, [name]: !tools[name]}})}>${name}<//><small>${tool.about}</small></div>`)}
-    <h3>More</h3><${OptionForm} values=${values} set=${set} chat without=${OF_THE_PANEL}
-      error=${refused && !OF_THE_PANEL.includes(refused) ? {param: refused, message: message.error} : null}/>
+    <${OptionForm} ...${form} parts=${{tools: 'Tools of your own, as JSON'}}/>
     <h3>Copy as</h3><${CopyAs} ...${{model, message}}/>`;
 }
 
 function CopyAs({model, message}) {
   if (!message) return html`<p class="hint">The request of the last answer, once there is one.</p>`;
+  if (Object.keys(mistakes(store.settings.values ?? {}, true)).length) return html`<p class="hint">Something above is wrong, and would not be sent.</p>`;
   const root = new URL('../', import.meta.url).href, path = '/v1/chat/completions';
   return html`<div class="pair"><${Copy} label="Python" text=${() => openaiCode(path, requestOf(message), root)}/>
     <${Copy} label="Library" text=${() => libraryCode(path, requestOf(message), model?.source ?? message.model)}/>
