@@ -1044,3 +1044,4 @@ def picture():
     data = io.BytesIO()
     Pillow.new("RGB", (32, 24), "green").save(data, "PNG")
     return data.getvalue()
+    expect(chat.locator(".forks i")).to_have_text(["1/2", "2/2"])

@@ -201,9 +201,10 @@ export function Tree() {
   const shown = new Set(path().map(({message}) => message.id)), byParent = Map.groupBy(store.messages.values(), one => one.parent);
   const first = ({content, calls}) => harmless(content.trim() || calls?.map(one => one.function.name).join(', ') || '…').slice(0, 80);
   // What has no versions stays on its level: only forks lead to the right.
-  const below = parent => (byParent.get(parent) ?? []).map((one, _, {length}) => {
+  const below = parent => (byParent.get(parent) ?? []).map((one, k, {length}) => {
     const entry = html`<button type="button" aria-current=${shown.has(one.id) ? 'true' : null} onClick=${() => lead(one)}>
-      <small>${one.role === 'user' ? 'you' : one.role === 'tool' ? 'tool' : harmless(one.model)}</small><span>${first(one)}</span></button>`;
+      <small>${one.role === 'user' ? 'you' : one.role === 'tool' ? 'tool' : harmless(one.model)}</small><span>${first(one)}</span>
+      ${length > 1 && html`<i>${k + 1}/${length}</i>`}</button>`;
     return length > 1 ? html`<li key=${one.id}>${entry}<ul>${below(one.id)}</ul></li>` : html`<li key=${one.id}>${entry}</li>${below(one.id)}`;
   });
   return html`<p class="hint">Every version of this conversation: what was edited, asked again or forked. Choose one to go on from it.</p>
