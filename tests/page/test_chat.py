@@ -388,6 +388,43 @@ def test_a_reload_goes_on_from_the_tokens_when_the_server_has_forgotten(new_page
 
 def test_another_tab_gets_the_rest_of_an_answer_whose_tab_was_closed(new_page, loaded):
     with loaded(endless()) as server:
+def test_a_reload_reads_an_answer_of_another_conversation_on(new_page, loaded):
+    with loaded(endless()) as server:
+        page = new_page(f"{server.url}/#chat")
+        send(page, "In the background", done=False)
+        expect(prose(page)).to_contain_text("abcdefghijklm")
+        page.get_by_role("button", name="New chat").click()
+        marked = page.locator(".list .open", has_text="In the background").get_by_label("Being answered")
+        expect(marked).to_be_visible()
+        asked = asked_for(page)
+        page.reload()
+        expect(marked).to_be_visible()
+        (running,) = server.state.generations
+        page.locator(".list .open").first.click()
+        n = running.progress.tokens
+        until(lambda: answer(page).count() and len(prose(page).inner_text()) > n + 20)
+        assert server.state.generations == {running}
+        assert [method for method, _ in asked()] == ["GET"]
+        page.get_by_role("button", name="Stop").click()
+        finished(page)
+        assert prose(page).inner_text() in ALPHABET
+
+
+def test_an_answer_of_another_conversation_goes_on_when_the_server_is_back(new_page, loaded):
+    with loaded(endless()) as server:
+        page = new_page(f"{server.url}/#chat")
+        send(page, "In the background", done=False)
+        expect(prose(page)).to_contain_text("abc")
+        page.get_by_role("button", name="New chat").click()
+        port = server.port
+    expect(page.locator("#now")).not_to_contain_text("tok/s")
+    with loaded(endless(), port=port), page.expect_request("**/v1/chat/completions", timeout=30_000) as asked:
+        pass
+    body = asked.value.post_data_json
+    assert [one["content"] for one in body["messages"]] == ["In the background"]
+    assert body["continue_token_ids"]
+
+
         first = new_page(f"{server.url}/#chat")
         send(first, done=False)
         expect(prose(first)).to_contain_text("abcdefghijklm")

@@ -1,7 +1,7 @@
 // Answers as they come: one request for each message that is being written, kept every moment so that a reload goes on with it.
 // The server holds a running answer for a minute: `message.stream` is its id and the number of the last event that has come.
 import {del, events, post} from './api.js';
-import {add, before, changed, erase, hold, newId, onRemoval, open, release, save, store, tokensOf} from './chats.js';
+import {add, before, changed, erase, hold, messageOf, messagesOf, newId, onRemoval, open, release, save, store, tokensOf} from './chats.js';
 import {live} from './live.js';
 import {fields} from './options.js';
 import {wire} from './session.js';
@@ -75,13 +75,13 @@ export async function tokens(message) {
 export const tokensNow = message => said.get(message.id);
 
 // The request for a message: the conversation before it, under the present settings.
-export function requestOf(message) {
+export function requestOf(message, all = store.messages) {
   const {system = '', values = {}, tools: chosen} = store.settings, {max_tokens, n, tools = [], ...rest} = fields(values, true); // an answer is one text
-  const all = [...tools, ...definitions(chosen)];
-  const messages = before(message).map(({role, content, images, calls, call, reasoning}) => (
+  const functions = [...tools, ...definitions(chosen)];
+  const messages = before(message, all).map(({role, content, images, calls, call, reasoning}) => (
     wire({role, content, images, tool_calls: calls?.length ? calls : null, tool_call_id: call, reasoning_content: reasoning})));
   if (system.trim()) messages.unshift({role: 'system', content: system});
-  return {model: message.model, messages, ...rest, ...(all.length ? {tools: all} : {}), ...(values.max_tokens ? {max_tokens} : {})};
+  return {model: message.model, messages, ...rest, ...(functions.length ? {tools: functions} : {}), ...(values.max_tokens ? {max_tokens} : {})};
 }
 
 // What comes of an answer: the rest of its stream if the server still has that, otherwise what follows its tokens.
@@ -104,7 +104,7 @@ async function* chunksOf(message, list, signal, restOnly) {
     }
   }
   const more = {logprobs: true, top_logprobs: ALTERNATIVES, return_token_ids: true, stream: true, stream_options: {include_usage: true}};
-  const body = {...requestOf(message), ...more, resumable: true}, begun = ids(list);
+  const body = {...requestOf(message, await messagesOf(message.chat)), ...more, resumable: true}, begun = ids(list);
   if (begun.length) body.continue_token_ids = begun;
   number = 0;
   const opened = headers => { const id = headers.get('x-stretto-stream'); message.stream = id && {id, n: 0}; };
@@ -116,9 +116,10 @@ async function* chunksOf(message, list, signal, restOnly) {
 export async function write(message, restOnly = false) {
   const mine = {message, abort: new AbortController()};
   running.set(message.id, mine);
+  hold(message);
+  note();
   const list = await tokens(message), reasoned = message.reasoned ?? 0;
   let saved = 0, thinking = null, last = performance.now(), has = false;
-  hold(message);
   Object.assign(message, {running: tab, error: null, param: null, finish: null});
   const keep = () => {
     saved = performance.now();
@@ -169,6 +170,7 @@ export async function write(message, restOnly = false) {
   message.running = null;
   message.version++;
   await keep();
+  note(); // behind what is kept: a page that is left gets here no more
   changed();
   const known = message.calls?.every(({function: {name}}) => runsHere(name) && store.settings.tools?.[name]);
   if (message.finish === 'tool_calls' && known && store.chat?.id === message.chat && roundsOf(message) < TOOL_ROUNDS) {
@@ -225,6 +227,16 @@ export async function idsUpTo(message, n = Infinity) {
 const statsOf = ({usage, timings}) => ({
   tokens: usage.completion_tokens, prompt: usage.prompt_tokens, cached: usage.prompt_tokens_details?.cached_tokens ?? 0,
   speed: timings?.tokens_per_second, first: timings?.first_token});
+
+// Which answers this tab is writing, for its reload: also those of conversations that are not open then.
+const note = () => sessionStorage.setItem('stretto.running', JSON.stringify([...running.keys()]));
+const wereRunning = JSON.parse(sessionStorage.getItem('stretto.running') ?? '[]');
+export async function resumeElsewhere() {
+  for (const id of wereRunning) {
+    const message = await messageOf(id);
+    if (message?.running === tab && message.chat !== store.chat?.id && !running.has(id)) write(message);
+  }
+}
 
 // After a reload: what this tab was writing is gone on with; what no tab writes any more gets the rest that the server has, and can be continued.
 export function resume() {

@@ -1,6 +1,6 @@
 // Chat: a conversation, its box, its list. Messages are a tree whose chosen path is shown; see chats.js and answering.js.
 import {html, Component, useEffect, useLayoutEffect, useRef, useState} from './vendor/preact.js';
-import {ABANDONED_MS, answerCalls, idsUpTo, isRunning, onMessage, resume, runningIn, stop, tokens, tokensNow, write} from './answering.js';
+import {ABANDONED_MS, answerCalls, idsUpTo, isRunning, onMessage, requestOf, resume, resumeElsewhere, runningIn, stop, tokens, tokensNow, write} from './answering.js';
 import {add, begin, change, changed, load, open, path, pick, remove, store, subscribe} from './chats.js';
 import {IMAGE_BYTES, read} from './conversation.js';
 import {Act, Icon} from './icons.js';
@@ -466,3 +466,4 @@ async function start() {
   remember(store.messages.size ? store.chat.id : null);
   changed();
 }
+    resumeElsewhere();

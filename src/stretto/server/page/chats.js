@@ -117,10 +117,15 @@ export function path(upTo = null) {
 }
 
 // The messages before one, wherever it is in the tree.
-export function before(message) {
+export function before(message, all = store.messages) {
   const found = [];
-  for (let id = message.parent; id; id = store.messages.get(id).parent) found.unshift(store.messages.get(id));
+  for (let one = all.get(message.parent); one; one = all.get(one.parent)) found.unshift(one);
   return found;
+}
+// Those of a conversation, which need not be the open one.
+export async function messagesOf(chat) {
+  if (store.chat?.id === chat) return store.messages;
+  return new Map((await read('messages', all => all.index('chat').getAll(chat)) ?? []).map(one => [one.id, one]));
 }
 
 export function save(chat, messages, tokens = new Map()) {
@@ -228,3 +233,4 @@ export async function forget(chats) {
   }
   changed();
 }
+export const messageOf = id => read('messages', all => all.get(id));
