@@ -211,7 +211,9 @@ def test_hostile_text_is_text(new_page, loaded):
         assert page.locator("main [style], main [onerror]").evaluate_all(
             "all => all.map(one => one.tagName)"
         ) == ["ARTICLE", "ARTICLE", "TEXTAREA"]  # our own, with their heights
-        expect(page).to_have_title("Chat · Stretto")
+        title = page.title()  # the first line of what was said, which no program has written over
+        assert title.startswith("<img src=x onerror=document.title=1>")
+        assert title.endswith(" · Stretto")
         assert all(url.startswith(server.url) for url in asked)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
@@ -548,6 +550,17 @@ def test_the_list_finds_renames_pins_and_deletes(chat):
     chat.once("dialog", lambda dialog: dialog.accept())
     chat.get_by_role("button", name="Delete Beta").click()
     expect(entries).to_have_text(["Gamma"])
+
+
+def test_the_list_finds_what_was_said(chat):
+    send(chat, "Alpha")
+    chat.get_by_role("button", name="New chat").click()
+    entries, search = chat.locator(".list .open"), chat.get_by_label("Search conversations")
+    for words in ("ALPHA", "this is a Mock"):
+        search.fill(words)
+        expect(entries).to_have_text(["Alpha"])
+    search.fill("nowhere")
+    expect(chat.locator(".list .none")).to_have_text("No conversation has “nowhere”.")
 
 
 @pytest.mark.parametrize("colors", ["light", "dark"])

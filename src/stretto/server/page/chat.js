@@ -452,6 +452,7 @@ export default function Chat({model: chosen, models, choose: chooseModel, views,
       <${Composer} ...${{model, admin}} models=${able} choose=${chooseModel}/>`}</div>
     ${panel && html`<${Panel} key=${panel} name=${panel} at=${ui.at} choose=${choose} close=${closePanel}>${panel === 'token'
       ? html`<${TokenPanel} model=${model} at=${ui.at} choose=${choose} beneath=${(message, n) => html`<${Beneath} choose=${chooseModel} ...${{message, n}}/>`} forked=${at => { set({at}); say('Forked into a new version'); }}/>`
+  useEffect(() => { document.title = `${harmless(store.chat?.title || 'Chat')} · Stretto`; }, [title]);
       : panel === 'versions' ? html`<${Tree}/>` : html`<${Settings} ...${{model, message, refresh, admin, say}} models=${able} choose=${chooseModel}/>`}<//>`}
     ${ui.keys && html`<${Keys}/>`}<p class="hidden" role="status">${ui.finished}</p><p class="said-live" role="status">${ui.said}</p></div>`;
 }

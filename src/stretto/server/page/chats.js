@@ -177,6 +177,24 @@ export function remove(message) {
   changed();
 }
 
+// Conversations one of whose messages has these words, in small letters.
+export async function holding(words) {
+  const found = new Set();
+  try {
+    const request = (await opening).transaction('messages').objectStore('messages').openCursor();
+    await new Promise((resolve, reject) => {
+      request.onerror = () => reject(request.error);
+      request.onsuccess = () => {
+        const at = request.result;
+        if (!at) return resolve();
+        if (!found.has(at.value.chat) && (at.value.content ?? '').toLowerCase().includes(words)) found.add(at.value.chat);
+        at.continue();
+      };
+    });
+  } catch { /* nothing is kept: titles are what there is */ }
+  return found;
+}
+
 // ---- taken out and brought in ----
 export async function exported(chats) {
   const all = await Promise.all(chats.map(async chat => (

@@ -1,18 +1,26 @@
 // The conversations of this browser: found, renamed, pinned, removed, taken out and brought in.
 import {html, useEffect, useRef, useState} from './vendor/preact.js';
-import {bringIn, edit, exported, forget, markdownOf, store} from './chats.js';
+import {runningIn} from './answering.js';
+import {bringIn, edit, exported, forget, holding, markdownOf, store} from './chats.js';
 import {Act, Icon} from './icons.js';
+import {harmless} from './prose.js';
 import {Theme} from './ui.js';
 
-const DAY = 86_400_000;
+const DAY = 86_400_000, SEARCH_MS = 150;
 function ageOf(time) {
   const midnight = new Date().setHours(0, 0, 0, 0);
   return time >= midnight ? 'Today' : time >= midnight - DAY ? 'Yesterday' : time >= midnight - 6 * DAY ? 'This week' : 'Earlier';
 }
 
 export function Sidebar({views, go, fresh, focus, say}) {
-  const [query, search] = useState(''), [renaming, rename] = useState(null), words = query.toLowerCase();
-  const found = store.chats.filter(one => one.title.toLowerCase().includes(words));
+  const [query, search] = useState(''), [inside, setInside] = useState(null), [renaming, rename] = useState(null), words = query.trim().toLowerCase();
+  useEffect(() => { // titles at once, texts a moment later
+    let current = true;
+    setInside(null);
+    const timer = words && setTimeout(() => holding(words).then(all => { if (current) setInside(all); }), SEARCH_MS);
+    return () => { current = false; clearTimeout(timer); };
+  }, [words]);
+  const found = store.chats.filter(one => one.title.toLowerCase().includes(words) || inside?.has(one.id));
   const groups = Map.groupBy(found, one => one.pinned ? 'Pinned' : ageOf(one.changed));
   const names = ['Pinned', 'Today', 'Yesterday', 'This week', 'Earlier'].filter(name => groups.has(name));
   const remove = chat => { if (confirm(`Delete “${chat.title}”?`)) forget([chat]); };
@@ -24,13 +32,13 @@ export function Sidebar({views, go, fresh, focus, say}) {
       aria-current=${id === 'chat' ? 'page' : null}>${name}</a>`)}<${Theme}/></div>
     <div class="list">${names.map(name => html`<h2 key=${name}>${name}</h2><ul>${groups.get(name).map(chat => html`
         <li key=${chat.id}>${renaming === chat.id ? html`<${Rename} chat=${chat} end=${() => rename(null)}/>` : html`
-          <button type="button" class="open" aria-current=${chat.id === store.chat?.id ? 'true' : null} title=${chat.title}
-            onClick=${() => go(chat)} onDblClick=${() => rename(chat.id)}>${chat.title || 'New chat'}</button>
+          <button type="button" class="open" aria-current=${chat.id === store.chat?.id ? 'true' : null} title=${harmless(chat.title)}
+            onClick=${() => go(chat)} onDblClick=${() => rename(chat.id)}>${runningIn(chat) && html`<i class="live" role="img" aria-label="Being answered"></i>`}${harmless(chat.title) || 'New chat'}</button>
           <${Act} icon="edit" label=${`Rename ${chat.title}`} onClick=${() => rename(chat.id)}/>
           <${Act} icon="pin" label=${`${chat.pinned ? 'Unpin' : 'Pin'} ${chat.title}`} aria-pressed=${String(!!chat.pinned)}
             onClick=${() => edit(chat, {pinned: !chat.pinned})}/>
           <${Act} icon="bin" label=${`Delete ${chat.title}`} onClick=${() => remove(chat)}/>`}</li>`)}</ul>`)}
-      ${!found.length && html`<p class="none">${query ? `No conversation has “${query}” in its title.` : 'Conversations are listed here.'}</p>`}</div>
+      ${!found.length && html`<p class="none">${!query ? 'Conversations are listed here.' : inside ? `No conversation has “${query}”.` : 'Searching …'}</p>`}</div>
     <${Files} say=${say}/></div>`;
 }
 
