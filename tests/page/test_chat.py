@@ -1060,11 +1060,11 @@ def test_images_are_pasted_dropped_and_removed(new_page, loaded, axe):
     }""".replace("DATA", base64.b64encode(picture()).decode())
     with loaded(lambda entry: seeing_llm("mlp", template=TEMPLATE)) as server:
         page = new_page(f"{server.url}/#chat")
-        expect(page.get_by_role("button", name="Attach an image")).to_be_visible()
+        expect(page.get_by_role("button", name="Attach images or text files")).to_be_visible()
         page.evaluate(paste, "paste")
         page.evaluate(paste, "drop")
         file = {"name": "green.png", "mimeType": "image/png", "buffer": picture()}
-        page.get_by_label("Images", exact=True).set_input_files(file)
+        page.get_by_label("Files", exact=True).set_input_files(file)
         expect(page.locator(".images img")).to_have_count(3)
         page.get_by_role("button", name="Remove image 2").click()
         expect(page.locator(".images img")).to_have_count(2)
@@ -1095,3 +1095,38 @@ def picture():
     Pillow.new("RGB", (32, 24), "green").save(data, "PNG")
     return data.getvalue()
     expect(chat.locator(".forks i")).to_have_text(["1/2", "2/2"])
+DROP = """([on, name, bytes]) => {
+    const data = new DataTransfer();
+    data.items.add(new File([Uint8Array.from(bytes)], name));
+    const event = new DragEvent('drop', {bubbles: true, cancelable: true, dataTransfer: data});
+    document.querySelector(on).dispatchEvent(event);
+    return event.defaultPrevented;
+}"""
+
+
+def test_text_files_are_put_into_the_box_wherever_they_are_dropped(chat):
+    box(chat).fill("Explain this.")
+    text = "one = 1\n```\n"
+    assert chat.evaluate(DROP, [".side", "one.py", list(text.encode())])
+    said = "Explain this.\n\none.py:\n````py\none = 1\n```\n````\n"
+    expect(box(chat)).to_have_value(said)
+    assert chat.evaluate(DROP, [".scroll", "a.bin", [0, 1, 2, 255]])
+    expect(chat.get_by_role("status").last).to_have_text("a.bin is no text")
+    chat.reload()
+    expect(box(chat)).to_have_value(said)
+
+
+def test_what_a_spreadsheet_copies_is_pasted_as_text(chat):
+    expect(box(chat)).to_be_visible()
+    taken = chat.evaluate("""() => {
+        const data = new DataTransfer();
+        data.items.add(new File(['x'], 'a.png', {type: 'image/png'}));
+        data.setData('text/plain', '1\\t2');
+        const event = new ClipboardEvent('paste', {bubbles: true, cancelable: true, clipboardData: data});
+        document.getElementById('ask').dispatchEvent(event);
+        return event.defaultPrevented;
+    }""")
+    assert not taken
+    expect(chat.locator(".images")).to_have_count(0)
+
+

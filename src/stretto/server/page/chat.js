@@ -12,7 +12,7 @@ import {probability} from './tokens.js';
 import {run, runsHere} from './toolbox.js';
 import {bytes, copyText, number} from './ui.js';
 
-const NEAR_PIXELS = 48, SAID_MS = 1800, FIRST_MESSAGES = 6, LIGHT_MS = 40, LIGHT_MARGIN = '200px';
+const NEAR_PIXELS = 48, TEXT_BYTES = 256 << 10, SAID_MS = 1800, FIRST_MESSAGES = 6, LIGHT_MS = 40, LIGHT_MARGIN = '200px';
 const EXAMPLES = [
   ['Explain', 'Explain in three sentences what a hash table is.', 'a short answer that stays on the page'],
   ['Table', 'Make a table of five HTTP status codes: code, name, when it is sent.', 'tables, lists and formulas are set as such'],
@@ -23,7 +23,8 @@ const KEYS = [
   ['/', 'search conversations'], ['N', 'new chat'], ['T', 'tokens on or off'], ['← →', 'in an answer with tokens: from token to token'],
   ['Enter', 'on a token: to its alternatives'], ['[ ]', 'previous and next version of the last answer'], [',', 'settings'], ['?', 'this sheet'],
 ];
-const ui = {editing: null, draft: '', images: [], drawer: false, said: '', below: false, panel: null, at: null, keys: false, picker: false, finished: '', wrong: null, beneath: null};
+const ui = {editing: null, draft: sessionStorage.getItem('stretto.draft') ?? '', images: [], drawer: false, said: '', below: false, panel: null, at: null, keys: false, picker: false, finished: '', wrong: null, beneath: null};
+addEventListener('pagehide', () => { try { sessionStorage.setItem('stretto.draft', ui.draft); } catch { /* it is too long to be kept */ } });
 const set = fields => { Object.assign(ui, fields); changed(); };
 export const say = said => { set({said}); setTimeout(() => { if (ui.said === said) set({said: ''}); }, SAID_MS); };
 const isPhone = () => matchMedia('(max-width: 52rem)').matches;
@@ -96,17 +97,36 @@ const closePanel = () => {
   set({panel: null, at: null});
   back?.focus();
 };
+// Images are sent as such; the text of other files is put into the box.
 async function takeFiles(files, model) {
-  const found = [...files ?? []].filter(one => one.type.startsWith('image/'));
-  if (!found.length) return false;
-  if (model?.vision === false) say(`${model.name} takes no images`);
+  const all = [...files], found = all.filter(one => one.type.startsWith('image/'));
+  if (found.length && model?.vision === false) say(`${model.name} takes no images`);
   else if (found.some(one => one.size > IMAGE_BYTES)) say('An image may have 8 MiB at most');
-  else {
+  else if (found.length) {
     const images = await Promise.all(found.map(read)); // others may be taken meanwhile
     set({images: [...ui.images, ...images]});
   }
-  return true;
+  for (const one of all.filter(one => !found.includes(one))) {
+    const text = one.size > TEXT_BYTES ? null : await one.text().catch(() => '\0'); // a folder cannot be read
+    if (text == null) say('A text file may have 256 KiB at most');
+    else if (/[\0\ufffd]/.test(text)) say(`${harmless(one.name)} is no text`);
+    else set({draft: `${ui.draft && `${ui.draft.trimEnd()}\n\n`}${fenced(one.name, text)}\n`});
+  }
+  focusBox();
 }
+function fenced(name, text) {
+  const ticks = '`'.repeat((text.match(/`+/g) ?? []).reduce((most, run) => Math.max(most, run.length + 1), 3));
+  return `${name}:\n${ticks}${/\.(\w+)$/.exec(name)?.[1] ?? ''}\n${text.trimEnd()}\n${ticks}`;
+}
+// Files are taken wherever they are dropped or pasted. What a spreadsheet or a text editor copies is an image too, and is meant as text.
+let current = null; // the model
+const hasFiles = data => !!data?.types.includes('Files');
+const over = event => { if (hasFiles(event.dataTransfer)) event.preventDefault(); };
+const drop = event => { if (hasFiles(event.dataTransfer)) { event.preventDefault(); takeFiles(event.dataTransfer.files, current); } };
+const paste = event => {
+  const data = event.clipboardData;
+  if (hasFiles(data) && !data.types.includes('text/plain')) { event.preventDefault(); takeFiles(data.files, current); }
+};
 async function copy(text, what) { say(await copyText(text) ? `${what} copied` : 'This browser does not allow it here'); }
 
 // ---- messages ----
@@ -357,18 +377,15 @@ function Composer({model, models, choose, admin}) {
     }
   };
   const submit = event => { event.preventDefault(); send(model?.name); ui.toEnd?.(); };
-  const take = (event, files) => { if ([...files ?? []].some(one => one.type.startsWith('image/'))) { event.preventDefault(); takeFiles(files, model); } };
   const without = i => set({images: ui.images.filter((_, k) => k !== i)});
-  return html`<form class="composer" onSubmit=${submit} onPaste=${event => take(event, event.clipboardData.files)}
-      onDragOver=${event => event.preventDefault()} onDrop=${event => { event.preventDefault(); take(event, event.dataTransfer.files); }}>
+  return html`<form class="composer" onSubmit=${submit}>
     ${wrong && html`<p class="bad" role="alert">${wrong}</p>`}
     ${ui.images.length > 0 && html`<div class="images">${ui.images.map((url, i) => html`<span key=${i}><img src=${url} alt=${`Image ${i + 1} to send`}/>
       <${Act} icon="close" label=${`Remove image ${i + 1}`} onClick=${() => without(i)}/></span>`)}</div>`}
     <textarea id="ask" ref=${box} rows="1" aria-label="Message" placeholder=${model ? `Message ${model.name}` : 'No model here can chat'}
       value=${ui.draft} onInput=${event => set({draft: event.target.value})} onKeyDown=${key}></textarea>
-    <div class="under">${model?.vision && html`<${Act} icon="clip" label="Attach an image" onClick=${() => file.current.click()}/>
-        <input ref=${file} type="file" accept="image/*" multiple hidden aria-label="Images" onChange=${event => {
-          takeFiles(event.target.files, model); event.target.value = ''; }}/>`}
+    <div class="under"><${Act} icon="clip" label=${model?.vision ? 'Attach images or text files' : 'Attach text files'} onClick=${() => file.current.click()}/>
+      <input ref=${file} type="file" multiple hidden aria-label="Files" onChange=${event => { takeFiles(event.target.files, model); event.target.value = ''; }}/>
       <button type="button" id="picker" class="quiet" aria-haspopup="dialog" aria-expanded=${String(ui.picker)} aria-label=${`Model: ${model?.name ?? 'none'}`}
         onClick=${() => set({picker: !ui.picker})}><span>${model?.name ?? 'no model'}</span><${Icon} name="down"/></button>
       <${Speed} model=${model} stats=${shown?.stats}/>
@@ -430,10 +447,9 @@ export default function Chat({model: chosen, models, choose: chooseModel, views,
   useEffect(() => subscribe(() => again(n => n + 1)), []);
   useEffect(() => { start(); }, []);
   useEffect(() => {
-    addEventListener('keydown', press);
-    addEventListener('click', leave);
-    addEventListener('hashchange', follow);
-    return () => { removeEventListener('keydown', press); removeEventListener('click', leave); removeEventListener('hashchange', follow); };
+    const acts = Object.entries({keydown: press, click: leave, hashchange: follow, dragover: over, drop, paste});
+    for (const [name, act] of acts) addEventListener(name, act);
+    return () => { for (const [name, act] of acts) removeEventListener(name, act); };
   }, []);
   const draw = () => { set({drawer: !ui.drawer}); if (ui.drawer) requestAnimationFrame(() => side.current.focus({preventScroll: true})); };
   const {panel} = ui, message = store.chat && path().map(one => one.message).filter(one => one.role === 'assistant').at(-1), on = !!store.settings.tokens;
@@ -443,6 +459,7 @@ export default function Chat({model: chosen, models, choose: chooseModel, views,
         <${Act} icon="menu" label="Conversations and views" class="icon burger" aria-expanded=${String(ui.drawer)} aria-controls="side" onClick=${draw}/>
         <h1>${harmless(title)}</h1>${on && html`<${Legend}/>`}<${Switch} on=${on} flip=${flip}>Tokens<//>
         ${store.messages.size > 0 && html`<${Act} icon="tree" label="All versions" aria-expanded=${String(panel === 'versions')}
+  current = model;
           onClick=${() => set({panel: panel === 'versions' ? null : 'versions'})}/>`}
         <button type="button" class="quiet" id="settings" aria-label="Settings" aria-expanded=${String(panel === 'settings')}
           onClick=${() => set({panel: panel === 'settings' ? null : 'settings'})}><${Icon} name="dials"/><span class="word">Settings</span></button>
