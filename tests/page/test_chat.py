@@ -954,9 +954,9 @@ def test_conversations_are_exported_and_imported(chat, tmp_path):
     chat.locator(".kept summary").click()
     with chat.expect_download() as got:
         chat.get_by_role("button", name="Export this one as Markdown").click()
-    text = Path(got.value.path()).read_text()
-    assert "## You\n\nTake me with you" in text
-    assert SAYS in text
+    markdown = Path(got.value.path()).read_text()
+    assert "## You\n\nTake me with you" in markdown
+    assert SAYS in markdown
     with chat.expect_download() as got:
         chat.get_by_role("button", name="Export all as JSON").click()
     file = tmp_path / "chats.json"
@@ -971,9 +971,20 @@ def test_conversations_are_exported_and_imported(chat, tmp_path):
         act(chat, "Continue")
     assert len(asked.value.post_data_json["continue_token_ids"]) == len(SAYS)
     finished(chat)
-    file.write_text('{"format": "another"}')
+    for text in ('{"format": "another"}', "# Notes\n\n## You\n\nnot of this page"):
+        file.write_text(text)
+        chat.get_by_label("File to import").set_input_files(file)
+        expect(chat.get_by_role("status").last).to_contain_text("Not imported")
+        expect(chat.get_by_role("status").last).to_have_text("")
+    file = tmp_path / "chat.md"
+    file.write_text(markdown.replace(SAYS, f"## Not a message\n\n{SAYS}"))
     chat.get_by_label("File to import").set_input_files(file)
-    expect(chat.get_by_role("status").last).to_contain_text("Not imported")
+    expect(chat.locator(".list .open", has_text="Take me with you")).to_have_count(2)
+    chat.locator(".list .open", has_text="Take me with you").first.click()
+    expect(prose(chat).locator("h2")).to_have_text("Not a message")
+    expect(prose(chat)).to_contain_text(SAYS)
+    expect(chat.locator("article.mine .said")).to_have_text(["Take me with you"])
+    assert chat.locator("article").count() == 2
 
 
 def test_a_hostile_file_is_only_text(chat):

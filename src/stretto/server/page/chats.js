@@ -202,21 +202,27 @@ export async function exported(chats) {
   return JSON.stringify({format: FORMAT, chats: all}, null, 1);
 }
 
-// Text of a file that `exported` has written; only what is known is taken, under names of its own.
+// Text of a file that `exported` or `markdownOf` has written; only what is known is taken, under names of its own.
 export async function bringIn(text) {
-  const found = JSON.parse(text);
-  if (found?.format !== FORMAT || !Array.isArray(found.chats)) throw new Error('it is no file of conversations that this page has written');
-  for (const one of found.chats) {
+  const found = chatsIn(text);
+  for (const one of found) {
     const id = newId(), names = new Map((one.messages ?? []).map(message => [message.id, newId()]));
     const messages = (one.messages ?? []).filter(message => ROLES.includes(message.role)).map(message => ({
-      ...Object.fromEntries(Object.entries(message).filter(([name, value]) => Object.hasOwn(KNOWN, name) && KNOWN[name](value))),
+      content: '', ...Object.fromEntries(Object.entries(message).filter(([name, value]) => Object.hasOwn(KNOWN, name) && KNOWN[name](value))),
       id: names.get(message.id), chat: id, parent: names.get(message.parent) ?? null, version: 0}));
     const picks = Object.fromEntries(Object.entries(one.picks ?? {}).map(([parent, child]) => [names.get(parent) ?? '', names.get(child)]));
     await save({id, title: String(one.title ?? ''), created: now(), changed: Number(one.changed) || now(), pinned: !!one.pinned, picks}, messages);
   }
   await list();
   changed();
-  return found.chats.length;
+  return found.length;
+}
+function chatsIn(text) {
+  let found = null;
+  try { found = JSON.parse(text); } catch { /* it may be markdown */ }
+  const all = found ? found.format === FORMAT && found.chats : fromMarkdown(text);
+  if (!Array.isArray(all)) throw new Error('it is no file of conversations that this page has written');
+  return all;
 }
 const isText = value => typeof value === 'string', isNumber = value => Number.isFinite(value);
 const KNOWN = {
@@ -226,9 +232,21 @@ const KNOWN = {
   calls: value => Array.isArray(value) && value.every(one => isText(one?.id) && isText(one.function?.name) && isText(one.function.arguments)),
 };
 
-// The chosen path as markdown.
-export const markdownOf = () => `# ${store.chat.title}\n\n${path().filter(({message}) => message.content).map(({message: {role, model, content}}) => (
-  `## ${role === 'user' ? 'You' : role === 'tool' ? 'Tool' : model}\n\n${content}\n`)).join('\n')}`;
+// The chosen path as markdown. A comment before each heading tells it from the headings of texts.
+const MARK = /^<!-- (user|assistant|tool) -->\n## (.*)\n/m, FENCE = '```';
+export const markdownOf = () => `# ${store.chat.title}\n\n${path().map(({message: {role, model, content, calls, images}}) => {
+  const parts = [content, ...(calls ?? []).map(one => `${FENCE}json\n${JSON.stringify(one.function)}\n${FENCE}`), images?.length && `*${images.length} images*`];
+  const text = parts.filter(Boolean).join('\n\n').replace(new RegExp(MARK, 'gm'), ' $&');
+  return `<!-- ${role} -->\n## ${role === 'user' ? 'You' : role === 'tool' ? 'Tool' : model}\n\n${text}\n`;
+}).join('\n')}`;
+function fromMarkdown(text) {
+  const [begin, ...parts] = text.replaceAll('\r\n', '\n').split(MARK), messages = [];
+  for (let k = 0; k < parts.length; k += 3) {
+    const role = parts[k] === 'assistant' ? 'assistant' : 'user', content = parts[k + 2].trim(); // a result alone is something that was said
+    messages.push({id: String(k), parent: k ? String(k - 3) : null, role, content, created: k, ...(role === 'assistant' ? {model: parts[k + 1]} : {})});
+  }
+  return messages.length ? [{title: /^# (.*)/m.exec(begin)?.[1] ?? '', messages}] : null;
+}
 
 export const tokensOf = async message => (await read('tokens', all => all.get(message.id)))?.tokens ?? [];
 

@@ -49,14 +49,15 @@ const save = (text, name, type) => {
 };
 const nameOf = chat => (chat.title || 'chat').replace(/[^\p{L}\p{N}]+/gu, '-').slice(0, 40);
 
+const imported = n => n === 1 ? '1 conversation imported' : `${n} conversations imported`;
 function Files({say}) { // what can be done with all of them
   const file = useRef(), {chat, chats} = store;
   const take = async ([one]) => {
     if (!one) return;
-    try { say(`${await bringIn(await one.text())} conversations imported`); } catch (error) { say(`Not imported: ${error.message}`); }
+    try { say(imported(await bringIn(await one.text()))); } catch (error) { say(`Not imported: ${error.message}`); }
   };
   const removeAll = () => { if (confirm(`Delete all ${chats.length} conversations of this browser?`)) forget(chats); };
-  return html`<details class="kept"><summary>${store.problem ?? 'Kept in this browser.'}</summary>
+  return html`<details class="kept"><summary>${store.problem ?? 'Kept in this browser.'}<span>Export, import</span></summary>
     <button type="button" class="quiet" disabled=${!store.messages.size} onClick=${() => save(markdownOf(), `${nameOf(chat)}.md`, 'text/markdown')}>
       Export this one as Markdown</button>
     <button type="button" class="quiet" disabled=${!store.messages.size}
@@ -64,7 +65,7 @@ function Files({say}) { // what can be done with all of them
     <button type="button" class="quiet" disabled=${!chats.length}
       onClick=${async () => save(await exported(chats), 'chats.json', 'application/json')}>Export all as JSON</button>
     <button type="button" class="quiet" onClick=${() => file.current.click()}>Import …</button>
-    <input ref=${file} type="file" accept=".json,application/json" aria-label="File to import" hidden
+    <input ref=${file} type="file" accept=".json,.md,application/json,text/markdown" aria-label="File to import" hidden
       onChange=${event => { take(event.target.files); event.target.value = ''; }}/>
     <button type="button" class="quiet bad" disabled=${!chats.length} onClick=${removeAll}>Delete all</button></details>`;
 }
