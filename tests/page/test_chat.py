@@ -911,6 +911,30 @@ def test_the_cells_of_an_answer_and_several_tokens_behind_it(chat, server):
     expect(chat.get_by_label("Prompt")).to_be_visible()
 
 
+def test_a_conversation_is_compared_with_other_settings(chat):
+    chat.locator("#settings").click()
+    chat.get_by_label("System message").fill("Be brief.")
+    chat.get_by_label("Temperature, value").fill("0.3")
+    for text in ("First", "Second"):
+        send(chat, text)
+    act(chat, "Beneath this answer")
+    act(chat, "Compare with another model or settings")
+    expect(chat).to_have_title("Compare · Stretto")
+    expect(chat.locator("#given")).to_contain_text("Answers 4 messages of “First”")
+    for side, temperature in (("A", "0.3"), ("B", "0")):
+        field = chat.get_by_role("group", name=side).get_by_label("temperature")
+        expect(field).to_have_value(temperature)
+    asked = []
+    chat.on("request", lambda one: asked.append(one.post_data_json) if "/v1/chat" in one.url else None)
+    chat.get_by_role("button", name="Run both").click()
+    expect(chat.get_by_role("status").first).to_contain_text("Both are the same")
+    assert [[one["content"] for one in body["messages"]] for body in asked] == [
+        ["Be brief.", "First", SAYS, "Second"]
+    ] * 2
+    chat.get_by_role("button", name="Type a prompt instead").click()
+    expect(chat.get_by_label("Prompt")).to_be_visible()
+
+
 def test_reasoning_is_folded_with_its_time(new_page, loaded):
     with loaded(lambda entry: make("qwen3")) as server:
         page = new_page(f"{server.url}/#chat")

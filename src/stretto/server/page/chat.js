@@ -211,9 +211,15 @@ async function openIn(view, message, choose, n) {
     location.hash = `#${view}`;
   } catch (error) { say(error.message); }
 }
+async function openCompare(message) { // the conversation up to this answer, asked twice
+  const {model, messages, max_tokens, tools, ...options} = requestOf(message);
+  (await import('./compare.js')).take({model, messages, options, about: `“${harmless(store.chat.title) || 'this chat'}”`});
+  location.hash = '#compare';
+}
 const Beneath = ({message, choose, n}) => html`<div class="beneath">
   <button type="button" class="plain" onClick=${() => openIn('parallel', message, choose, n)}>Several tokens at one place</button>
-  <button type="button" class="plain" onClick=${() => openIn('cells', message, choose, n)}>Its cells</button></div>`;
+  <button type="button" class="plain" onClick=${() => openIn('cells', message, choose, n)}>Its cells</button>
+  ${n == null && html`<button type="button" class="plain" onClick=${() => openCompare(message)}>Compare with another model or settings</button>`}</div>`;
 
 const gradeOf = p => p == null || p >= .5 ? 'p0' : p >= .2 ? 'p1' : p >= .05 ? 'p2' : 'p3';
 // What of a text the tokens of an answer, or of its reasoning, are: by ranges of the source.

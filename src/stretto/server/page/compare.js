@@ -28,11 +28,15 @@ export function difference(one, two, byIds, ended) {
   });
 }
 
+// A conversation of the chat, to be answered by both: {model, messages, options, about}.
+let given = null;
+export function take(conversation) { given = conversation; }
+
 // Runs a prompt, and tells what there is after every event.
-async function generate({model, options}, {prompt, chat, length}, signal, tell) {
-  const given = Object.entries(options).filter(([, value]) => value !== '').map(([name, value]) => [name, Number(value)]);
+async function generate({model, options}, {prompt, chat, length, messages}, signal, tell) {
+  const set = Object.entries(options).filter(([, value]) => value !== '').map(([name, value]) => [name, Number(value)]);
   const body = {model, stream: true, stream_options: {include_usage: true}, return_token_ids: true, max_tokens: Number(length),
-    ...Object.fromEntries(given), ...(chat ? {messages: [{role: 'user', content: prompt}]} : {prompt})};
+    ...Object.fromEntries(set), ...(chat ? {messages: messages ?? [{role: 'user', content: prompt}]} : {prompt})};
   const run = {tokens: []};
   for await (const event of events(chat ? '/v1/chat/completions' : '/v1/completions', {method: 'POST', body, signal})) {
     const {token_ids: ids = [], text, delta} = event.choices[0] ?? {};
@@ -44,10 +48,17 @@ async function generate({model, options}, {prompt, chat, length}, signal, tell) 
   tell({...run, ended: true});
 }
 
+// The settings of the chat, and beside them another model, or without one another temperature.
+function sidesOf({model, options}, able) {
+  const same = Object.fromEntries(Object.keys(OPTIONS).filter(name => options[name] != null).map(name => [name, String(options[name])]));
+  const other = able.find(one => one.name !== model && one.template !== false);
+  return [{model, options: same}, other ? {model: other.name, options: same} : {model, options: {...same, temperature: same.temperature === '0' ? '0.8' : '0'}}];
+}
+
 export default function Compare({models, model}) {
   const able = models.filter(one => one.verbs?.includes('generate') ?? true);
-  const [sides, setSides] = useState([{options: {temperature: '0'}}, {options: {temperature: '0.8'}}]);
-  const [ask, setAsk] = useState({prompt: 'Once upon a time', chat: false, length: '64', apart: false});
+  const [sides, setSides] = useState(() => given ? sidesOf(given, able) : [{options: {temperature: '0'}}, {options: {temperature: '0.8'}}]);
+  const [ask, setAsk] = useState({prompt: 'Once upon a time', chat: false, length: '64', apart: false, ...(given ? {chat: true, length: '256', messages: given.messages} : {})});
   const [runs, setRuns] = useState([{tokens: []}, {tokens: []}]), [state, set] = useState({}), abort = useRef(null);
   useEffect(() => () => abort.current?.abort(), []);
   const pick = name => able.find(one => one.name === (name ?? model?.name)) ?? able[0];
@@ -81,10 +92,12 @@ export default function Compare({models, model}) {
     return differing(runs[0].tokens.slice(0, n), runs[1].tokens.slice(0, n), state.byIds);
   }, [state.ended, runs]);
   return html`<section class="wide"><h2>Compare</h2><form onSubmit=${submit}>
-      <${Input} label="Prompt" rows="2" required value=${ask.prompt} set=${put('prompt')}/>
+      ${ask.messages ? html`<div class="row" id="given"><span>Answers ${number(ask.messages.length)} ${ask.messages.length === 1 ? 'message' : 'messages'} of ${given?.about}</span>
+          <button type="button" onClick=${() => { given = null; setAsk({...ask, messages: null}); }}>Type a prompt instead</button></div>`
+        : html`<${Input} label="Prompt" rows="2" required value=${ask.prompt} set=${put('prompt')}/>`}
       <div class="row">
         <${Input} label="Tokens" inline type="number" min="1" max="4096" required value=${ask.length} set=${put('length')}/>
-        <${Input} label="As a chat" inline type="checkbox" checked=${ask.chat} set=${put('chat')}/>
+        ${!ask.messages && html`<${Input} label="As a chat" inline type="checkbox" checked=${ask.chat} set=${put('chat')}/>`}
         <${Input} label="One after the other" inline type="checkbox" checked=${ask.apart} set=${put('apart')}/></div>
       <div class="sides">${chosen.map((side, i) => html`
         <${Side} name=${SIDES[i]} side=${side} models=${able} onChange=${more => change(i, more)}/>`)}</div>
@@ -106,7 +119,7 @@ function Side({name, side, models, onChange}) {
       <div class="fields">${Object.keys(OPTIONS).slice(1).map(name => html`<${Option} ...${{name, options, put}}/>`)}</div></details></fieldset>`;
 }
 const Option = ({name, options, put}) => html`
-  <${Input} label=${name} help=${OPTIONS[name]} type="number" step="any" value=${options[name] ?? ''} set=${put(name)}/>`;
+  <${Input} label=${name} help=${OPTIONS[name]} type="number" step="any" placeholder="the model’s own" value=${options[name] ?? ''} set=${put(name)}/>`;
 
 const MAX_PAIRS = 4e6, WHILE_TOKENS = 500; // of tokens that are compared with each other
 // Which tokens of each text are not in the other, in their order: all but a longest common subsequence.
