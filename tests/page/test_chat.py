@@ -388,8 +388,6 @@ def test_a_reload_goes_on_from_the_tokens_when_the_server_has_forgotten(new_page
         assert [method for method, _ in asked()][:2] == ["GET", "POST"]
 
 
-def test_another_tab_gets_the_rest_of_an_answer_whose_tab_was_closed(new_page, loaded):
-    with loaded(endless()) as server:
 def test_a_reload_reads_an_answer_of_another_conversation_on(new_page, loaded):
     with loaded(endless()) as server:
         page = new_page(f"{server.url}/#chat")
@@ -427,6 +425,8 @@ def test_an_answer_of_another_conversation_goes_on_when_the_server_is_back(new_p
     assert body["continue_token_ids"]
 
 
+def test_another_tab_gets_the_rest_of_an_answer_whose_tab_was_closed(new_page, loaded):
+    with loaded(endless()) as server:
         first = new_page(f"{server.url}/#chat")
         send(first, done=False)
         expect(prose(first)).to_contain_text("abcdefghijklm")
@@ -772,6 +772,10 @@ def test_settings_reach_the_request_and_stay(chat):
         expect(panel.get_by_label(name, exact=True)).to_have_count(0)
     expect(answer(chat).locator(".stats")).to_contain_text("limit")
     chat.get_by_role("button", name="Save as…").click()
+    expect(chat.get_by_label("Name of the preset")).to_be_focused()
+    chat.keyboard.type("Short")
+    chat.keyboard.press("Enter")
+    expect(chat.get_by_label("Preset", exact=True)).to_be_focused()
     chat.get_by_label("Preset").select_option("Model’s own")
     expect(chat.get_by_label("System message")).to_have_value("")
     chat.reload()
@@ -822,10 +826,6 @@ def test_a_call_of_another_tool_waits_for_its_result(new_page, loaded):
         expect(prose(page)).to_have_text("It is 15.5 degrees.")
         expect(page.locator(".card dd").last).to_have_text("15.5 °C")
 
-    expect(chat.get_by_label("Name of the preset")).to_be_focused()
-    chat.keyboard.type("Short")
-    chat.keyboard.press("Enter")
-    expect(chat.get_by_label("Preset", exact=True)).to_be_focused()
 
 def test_mistakes_are_shown_at_their_field_and_nothing_is_sent(chat):
     chat.locator("#settings").click()
@@ -1063,6 +1063,7 @@ def test_the_tree_of_versions_leads_to_each(chat):
     versions = chat.get_by_role("complementary", name="Versions").locator(".forks button")
     expect(versions).to_have_count(5)  # a question, two answers, a question and its answer
     expect(chat.locator(".forks [aria-current=true]")).to_have_count(4)
+    expect(chat.locator(".forks i")).to_have_text(["1/2", "2/2"])
     versions.nth(1).click()
     expect(chat.locator("article.mine .said")).to_have_text(["First"])
     expect(answer(chat).locator(".branch")).to_contain_text("1/2")
@@ -1113,23 +1114,6 @@ def test_images_are_pasted_dropped_and_removed(new_page, loaded, axe):
         expect(page.locator("article.mine img")).to_have_count(2)
 
 
-def test_a_model_without_eyes_takes_no_images(chat):
-    expect(box(chat)).to_have_attribute("placeholder", "Message mock")
-    chat.evaluate("""() => {
-        const data = new DataTransfer();
-        data.items.add(new File(['x'], 'a.png', {type: 'image/png'}));
-        const event = new ClipboardEvent('paste', {bubbles: true, clipboardData: data});
-        document.getElementById('ask').dispatchEvent(event);
-    }""")
-    expect(chat.get_by_role("status").last).to_have_text("mock takes no images")
-    expect(chat.locator(".images")).to_have_count(0)
-
-
-def picture():
-    data = io.BytesIO()
-    Pillow.new("RGB", (32, 24), "green").save(data, "PNG")
-    return data.getvalue()
-    expect(chat.locator(".forks i")).to_have_text(["1/2", "2/2"])
 DROP = """([on, name, bytes]) => {
     const data = new DataTransfer();
     data.items.add(new File([Uint8Array.from(bytes)], name));
@@ -1165,3 +1149,19 @@ def test_what_a_spreadsheet_copies_is_pasted_as_text(chat):
     expect(chat.locator(".images")).to_have_count(0)
 
 
+def test_a_model_without_eyes_takes_no_images(chat):
+    expect(box(chat)).to_have_attribute("placeholder", "Message mock")
+    chat.evaluate("""() => {
+        const data = new DataTransfer();
+        data.items.add(new File(['x'], 'a.png', {type: 'image/png'}));
+        const event = new ClipboardEvent('paste', {bubbles: true, clipboardData: data});
+        document.getElementById('ask').dispatchEvent(event);
+    }""")
+    expect(chat.get_by_role("status").last).to_have_text("mock takes no images")
+    expect(chat.locator(".images")).to_have_count(0)
+
+
+def picture():
+    data = io.BytesIO()
+    Pillow.new("RGB", (32, 24), "green").save(data, "PNG")
+    return data.getvalue()

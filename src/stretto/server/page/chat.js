@@ -452,12 +452,14 @@ export default function Chat({model: chosen, models, choose: chooseModel, views,
   const model = able.find(one => one.name === chosen?.name) ?? able[0] ?? null, title = store.chat?.title || 'New chat', side = useRef();
   useEffect(() => subscribe(() => again(n => n + 1)), []);
   useEffect(() => { start(); }, []);
+  useEffect(() => { document.title = `${harmless(store.chat?.title || 'Chat')} · Stretto`; }, [title]);
   useEffect(() => {
     const acts = Object.entries({keydown: press, click: leave, hashchange: follow, dragover: over, drop, paste});
     for (const [name, act] of acts) addEventListener(name, act);
     return () => { for (const [name, act] of acts) removeEventListener(name, act); };
   }, []);
   const draw = () => { set({drawer: !ui.drawer}); if (ui.drawer) requestAnimationFrame(() => side.current.focus({preventScroll: true})); };
+  current = model;
   const {panel} = ui, message = store.chat && path().map(one => one.message).filter(one => one.role === 'assistant').at(-1), on = !!store.settings.tokens;
   return html`<div class=${`body${ui.drawer ? ' opened' : ''}${panel ? ' has-panel' : ''}`}><${Sidebar} ...${{views, fresh, say}} focus=${side} go=${show}/>
     ${ui.drawer && html`<div class="veil" onClick=${() => set({drawer: false})}></div>`}
@@ -465,7 +467,6 @@ export default function Chat({model: chosen, models, choose: chooseModel, views,
         <${Act} icon="menu" label="Conversations and views" class="icon burger" aria-expanded=${String(ui.drawer)} aria-controls="side" onClick=${draw}/>
         <h1>${harmless(title)}</h1>${on && html`<${Legend}/>`}<${Switch} on=${on} flip=${flip}>Tokens<//>
         ${store.messages.size > 0 && html`<${Act} icon="tree" label="All versions" aria-expanded=${String(panel === 'versions')}
-  current = model;
           onClick=${() => set({panel: panel === 'versions' ? null : 'versions'})}/>`}
         <button type="button" class="quiet" id="settings" aria-label="Settings" aria-expanded=${String(panel === 'settings')}
           onClick=${() => set({panel: panel === 'settings' ? null : 'settings'})}><${Icon} name="dials"/><span class="word">Settings</span></button>
@@ -475,7 +476,6 @@ export default function Chat({model: chosen, models, choose: chooseModel, views,
       <${Composer} ...${{model, admin}} models=${able} choose=${chooseModel}/>`}</div>
     ${panel && html`<${Panel} key=${panel} name=${panel} at=${ui.at} choose=${choose} close=${closePanel}>${panel === 'token'
       ? html`<${TokenPanel} model=${model} at=${ui.at} choose=${choose} beneath=${(message, n) => html`<${Beneath} choose=${chooseModel} ...${{message, n}}/>`} forked=${at => { set({at}); say('Forked into a new version'); }}/>`
-  useEffect(() => { document.title = `${harmless(store.chat?.title || 'Chat')} · Stretto`; }, [title]);
       : panel === 'versions' ? html`<${Tree}/>` : html`<${Settings} ...${{model, message, refresh, admin, say}} models=${able} choose=${chooseModel}/>`}<//>`}
     ${ui.keys && html`<${Keys}/>`}<p class="hidden" role="status">${ui.finished}</p><p class="said-live" role="status">${ui.said}</p></div>`;
 }
@@ -486,8 +486,8 @@ async function start() {
     const id = location.hash.split('/')[1];
     if (!(id && await open(id))) begin();
     else resume();
+    resumeElsewhere();
   }
   remember(store.messages.size ? store.chat.id : null);
   changed();
 }
-    resumeElsewhere();

@@ -248,6 +248,7 @@ function fromMarkdown(text) {
   return messages.length ? [{title: /^# (.*)/m.exec(begin)?.[1] ?? '', messages}] : null;
 }
 
+export const messageOf = id => read('messages', all => all.get(id));
 export const tokensOf = async message => (await read('tokens', all => all.get(message.id)))?.tokens ?? [];
 
 // ---- the list ----
@@ -269,4 +270,3 @@ export async function forget(chats) {
   }
   changed();
 }
-export const messageOf = id => read('messages', all => all.get(id));
