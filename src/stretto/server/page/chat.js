@@ -143,7 +143,11 @@ function Versions({message, siblings}) {
 }
 const hasReplies = message => [...store.messages.values()].some(one => one.parent === message.id);
 function Delete({message}) {
-  const drop = () => { if (!hasReplies(message) || confirm('Delete this message and all that follows it?')) remove(message); };
+  const drop = () => {
+    if (hasReplies(message) && !confirm('Delete this message and all that follows it?')) return;
+    remove(message);
+    if (!isPhone()) focusBox(); // the button is gone, and the keyboard of a phone is not wanted
+  };
   return html`<${Act} icon="bin" label="Delete from here" onClick=${drop}/>`;
 }
 
@@ -433,8 +437,10 @@ function escape() {
   if (ui.picker) { set({picker: false}); document.getElementById('picker')?.focus(); }
   else if (ui.drawer) { set({drawer: false}); document.querySelector('.burger').focus(); }
   else if (runningIn(store.chat)) stop(runningIn(store.chat).message);
+  else if (ui.panel) closePanel();
 }
 function press(event) {
+  if (event.isComposing || (event.key === 'Escape' && event.target.type === 'search' && event.target.value)) return; // it ends a word, or empties a search
   if (event.key === 'Escape') return escape();
   if (store.settings.noLetters || event.ctrlKey || event.metaKey || event.altKey || event.target.closest('input, textarea, select, dialog')) return;
   const act = {

@@ -23,7 +23,11 @@ export function Sidebar({views, go, fresh, focus, say}) {
   const found = store.chats.filter(one => one.title.toLowerCase().includes(words) || inside?.has(one.id));
   const groups = Map.groupBy(found, one => one.pinned ? 'Pinned' : ageOf(one.changed));
   const names = ['Pinned', 'Today', 'Yesterday', 'This week', 'Earlier'].filter(name => groups.has(name));
-  const remove = chat => { if (confirm(`Delete “${chat.title}”?`)) forget([chat]); };
+  const remove = chat => {
+    if (!confirm(`Delete “${harmless(chat.title)}”?`)) return;
+    forget([chat]);
+    focus.current.focus({preventScroll: true}); // the button is gone
+  };
   return html`<div class="side" id="side" tabindex="-1" role="navigation" aria-label="Conversations" ref=${focus}>
     <div class="find"><label><${Icon} name="search"/><input id="find" type="search" placeholder="Search" aria-label="Search conversations"
         value=${query} onInput=${event => search(event.target.value)}/></label>
