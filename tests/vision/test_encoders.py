@@ -36,6 +36,7 @@ from tiny_vision import (
 pytestmark = pytest.mark.golden
 
 TOLERANCE = 5e-5
+APART = ("resampler",)  # test_minicpmv.py
 
 
 def reference(name, spec=None):
@@ -52,7 +53,7 @@ def difference(encoder, name, i=1):
 
 def test_every_projector_is_there():
     assert {vision_spec(name).projector for name in ENCODERS} == {
-        name for name, family in FAMILIES.items() if not family.hears
+        name for name, family in FAMILIES.items() if not family.hears and name not in APART
     }
     for name in ENCODERS:
         assert vision_spec(name).projector == PROJECTORS.get(name, name.split("-")[0])

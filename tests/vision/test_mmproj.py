@@ -41,7 +41,7 @@ def changed(tmp_path, name, metadata=None, tensors=None, without=()):
 WRONG = [
     ("mlp", {"general.architecture": "llama"}, "general.architecture"),
     ("mlp", {"clip.has_vision_encoder": False}, "clip.has_vision_encoder"),
-    ("mlp", {"clip.projector_type": "resampler"}, "'resampler' is not supported"),
+    ("mlp", {"clip.projector_type": "gemma3nv"}, "'gemma3nv' is not supported"),
     ("mlp", {"clip.vision.image_size": 0}, "image_size"),
     ("mlp", {"clip.vision.image_size": 1 << 30}, "image_size"),
     ("mlp", {"clip.vision.image_size": 25}, "no whole number of patches"),

@@ -8,8 +8,10 @@ import pytest
 from stretto.errors import InvalidRequest, ModelError
 from stretto.vision.encoder import encode
 from stretto.vision.families.qwen3vl import deepstack
+from stretto.vision.queue import find_grid, normalise, prepare
 from tiny_vision import (
     ENCODERS,
+    FOLDER,
     PICTURES,
     patches,
     picture,
@@ -44,6 +46,16 @@ def test_vectors_are_those_of_transformers(name, i):
     found = vectors(encoder(name), name, i)
     assert found.dtype == np.float32
     assert np.abs(found - vision_answer(name, f"vectors.{i}")).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("part", ["whole", "slices"])
+def test_vectors_of_minicpmv(part):
+    spec = vision_spec("minicpmv")
+    prepared = prepare(picture(1), spec)
+    tiles = (prepared.whole if part == "whole" else prepared).tiles
+    found = encode(encoder("minicpmv"), normalise(tiles, spec), find_grid(tiles, spec))
+    with np.load(FOLDER / "minicpmv.npz", allow_pickle=False) as answers:
+        assert np.abs(found - answers[f"vectors.{part}.1"]).max() < TOLERANCE
 
 
 @pytest.mark.parametrize("name", ENCODERS)

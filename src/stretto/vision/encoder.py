@@ -88,6 +88,16 @@ def projected(encoder: Encoder, x: Floats, grid: Grid, taps: Sequence[Floats]) -
     return np.concatenate((vectors, *taps), axis=-1) if taps else vectors
 
 
+def attended(q: Floats, k: Floats, v: Floats, n_head: int) -> Floats:
+    """What `attend` does, in NumPy: sums whose order no library chooses."""
+    q, k, v = (part.reshape(*part.shape[:2], n_head, -1) for part in (q, k, v))
+    scores = np.einsum("qhd,nkhd->nhqk", q[0], k) * np.float32(q.shape[-1] ** -0.5)
+    scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    scores /= scores.sum(axis=-1, keepdims=True)
+    mixed: Floats = np.einsum("nhqk,nkhd->nqhd", scores, v)
+    return mixed.reshape(len(k), q.shape[1], -1)
+
+
 # Where a patch stands, for all encoders: its window, learned positions of any grid, angles of its rotation.
 
 Ints = NDArray[np.int32]
@@ -131,8 +141,17 @@ def position_rows(table: Floats, spec: VisionSpec, grid: Grid) -> Floats:
         return both.reshape(rows * columns, spec.n_embd)
     side = round(len(table) ** 0.5)
     square = table.reshape(side, side, spec.n_embd)
+    if spec.positions == "buckets":  # the nearest before, of as many places in any grid
+        places = square[_buckets(rows, side)[:, None], _buckets(columns, side)]
+        return np.ascontiguousarray(places).reshape(rows * columns, spec.n_embd)
     between = _blend(_blend(square, rows).swapaxes(0, 1), columns).swapaxes(0, 1)
     return np.ascontiguousarray(between).reshape(rows * columns, spec.n_embd)
+
+
+def _buckets(n: int, side: int) -> NDArray[np.intp]:
+    """Which of `side` equal parts of a line each of n places is in, by float32 numbers, as in training."""
+    ends = (np.arange(1, side) * (1 / side)).astype(np.float32)
+    return np.searchsorted(ends, np.arange(n, dtype=np.float32) / np.float32(n), side="right")
 
 
 def _blend(table: Floats, n: int) -> Floats:

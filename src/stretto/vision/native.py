@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from stretto import _native
 from stretto.errors import InvalidRequest
 from stretto.vision.encoder import (
+    attended,
     patch_kernel,
     plain_tensors,
     position_rows,
@@ -23,7 +24,7 @@ from stretto.vision.encoder import (
     window_ends,
 )
 from stretto.vision.families import FAMILIES
-from stretto.vision.spec import ROW_END, Grid, VisionSpec
+from stretto.vision.spec import QUERY, ROW_END, Grid, VisionSpec
 from stretto.weights.formats import Format
 from stretto.weights.gguf import GGUF, Tensor
 
@@ -33,7 +34,7 @@ REVISION = 2  # increases with any change of the results
 PACKABLE = frozenset(Format(code) for code in _native.dequantizable)
 NO_PAIRS = np.empty((0, 2), np.int32)
 # Used here, not in csrc/.
-KEPT = ("v.position_embd.weight", "v.class_embd", "v.std_bias", "v.std_scale", ROW_END)
+KEPT = ("v.position_embd.weight", "v.class_embd", "v.std_bias", "v.std_scale", ROW_END, QUERY)
 
 
 class NativeEncoder:
@@ -138,6 +139,14 @@ class NativeEncoder:
     def vector(self, name: str) -> Floats | None:
         """A vector of the file."""
         return self.kept.get(name)
+
+    def add(self, x: Floats, numbers: Floats) -> Floats:
+        """Rows of numbers, added to those of each image."""
+        return x + numbers
+
+    def attend(self, q: Floats, k: Floats, v: Floats, n_head: int) -> Floats:
+        """Attention of queries to all rows of an image."""
+        return attended(q, k, v, n_head)
 
     def _rotation(self, grid: Grid) -> Floats:
         """Of the grid that is being encoded; computed once for all its blocks."""

@@ -28,6 +28,7 @@ MAX_PIXELS = 1 << 26  # of an image that is scaled to its largest size, all tile
 SUPPORTED = f"supported are {', '.join(FAMILIES)}"
 IGNORED = (
     *("v.image_newline", "v.view_seperator"),  # of LLaVA 1.6, which LLaVA 1.5 files may carry along
+    *("resampler.pos_embed_k", "resampler.pos_embed"),  # of MiniCPM-V: sines and cosines, which are computed
     "v.token_embd.img_break",  # Pixtral's [IMG_BREAK], which the language model has as well
 )
 
@@ -234,7 +235,7 @@ def _refuse_others(file: GGUF, spec: VisionSpec) -> None:
         known = name.startswith("v.blk.") and block.isdecimal() and len(block) < 6
         beyond = known and int(block) >= spec.n_layer  # after the last one that is run
         others = not spec.mels and name.startswith("mm.a.")  # a sound's
-        ours = name.startswith(("a.", "mm.") if spec.mels else ("v.", "mm."))
+        ours = name.startswith(("a.", "mm.") if spec.mels else ("v.", "mm.", "resampler."))
         if ours and not (beyond or others or name in used or name in IGNORED):
             raise file.error(
                 name, f"the tensor has no place in an encoder with the projector {spec.projector!r}"

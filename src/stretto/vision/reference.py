@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.vision.encoder import (
+    attended,
     flattened,
     patch_kernel,
     plain_tensors,
@@ -107,6 +108,14 @@ class ReferenceEncoder:
     def vector(self, name: str) -> Floats | None:
         """A vector of the file."""
         return self.weights.get(name)
+
+    def add(self, x: Floats, numbers: Floats) -> Floats:
+        """Rows of numbers, added to those of each image."""
+        return x + numbers
+
+    def attend(self, q: Floats, k: Floats, v: Floats, n_head: int) -> Floats:
+        """Attention of queries to all rows of an image."""
+        return attended(q, k, v, n_head)
 
     def _attention(self, name: str, x: Floats, grid: Grid, windows: Ints) -> Floats:
         spec, (n, length, _) = self.spec, x.shape

@@ -22,6 +22,7 @@ Grid = tuple[int, int]  # rows and columns of patches
 Shape = tuple[int, ...]
 CLAMP_ENDS = ("input_min", "input_max", "output_min", "output_max")
 ROW_END = "v.image_newline"
+QUERY = "resampler.query"  # what reads an image, where that is not its patches
 Clamp = tuple[float, float, float, float]  # least and most of a matrix's input and of its output
 
 
@@ -42,6 +43,7 @@ class VisionSpec:
     std: tuple[float, float, float]
     n_out: int = 0  # numbers of a token's embedding in the language model
     merge: int = 1  # patches along each side of a square that becomes one vector
+    n_query: int = 0  # vectors of each image or tile, whatever its size; 0: as many as squares
 
     # sizes of images
     longest_edge: int = 0  # pixels, to which an image is resized before it is split, or which it may have
@@ -54,7 +56,7 @@ class VisionSpec:
     ] = ()  # heights and widths in pixels, one of which is cut into tiles
 
     # parts of the encoder
-    positions: Literal["", "learned", "bilinear", "axes"] = "learned"
+    positions: Literal["", "learned", "bilinear", "axes", "buckets"] = "learned"
     position_shape: Shape = ()  # of their table, where it does not follow from the sizes
     rope: Literal["", "adjacent", "halves", "quarters", "columns"] = ""  # which numbers of a head form pairs
     rope_base: float = 10_000.0
@@ -137,6 +139,8 @@ class VisionSpec:
 
     def count_tokens(self, grid: Grid) -> int:
         """Vectors of an image or tile with this grid of patches, or of a window of sound."""
+        if self.n_query:
+            return self.n_query
         return (grid[0] // self.merge) * (grid[1] // self.merge) // self.stack + self.row_ends
 
     def tensors(self) -> dict[str, Shape]:

@@ -171,6 +171,19 @@ class TorchEncoder:
         """A vector of the file."""
         return self._open.get(name)
 
+    def add(self, x: Tensor, numbers: Floats) -> Tensor:
+        """Rows of numbers, added to those of each image."""
+        return x + torch.from_numpy(np.ascontiguousarray(numbers, np.float32)).to(self.device)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, n_head: int) -> Tensor:
+        """Attention of queries to all rows of an image."""
+        heads = (part.reshape(*part.shape[:2], n_head, -1).transpose(1, 2) for part in (q, k, v))
+        q, k, v = map(_computable, heads)
+        mixed = [
+            functional.scaled_dot_product_attention(q, k[i : i + 1], v[i : i + 1]) for i in range(len(k))
+        ]
+        return torch.cat(mixed).transpose(1, 2).reshape(len(k), q.shape[2], -1)
+
     def _attention(self, name: str, x: Tensor, turn: Rotation | None, windows: Ints) -> Tensor:
         spec, (n, length, _) = self.spec, x.shape
         q, k, v = (self.multiply(x, f"{name}attn_{part}") for part in "qkv")

@@ -16,7 +16,7 @@ from stretto.text.tokenizer import Tokenizer
 from stretto.vision.cache import ImageCache, VectorCache
 from stretto.vision.encoder import Encoder
 from stretto.vision.families import FAMILIES
-from stretto.vision.families.base import Part, Special, Text
+from stretto.vision.families.base import Part, Run, Special, Text
 from stretto.vision.image import Image
 from stretto.vision.queue import EncodedImage, EncodingQueue, find_grid, prepare
 from stretto.vision.spec import VisionSpec
@@ -61,11 +61,15 @@ class Vision:
         head = f"{self.fingerprint()} {self.encoder.name}".encode()
         if salt:
             head += sha256(salt.encode("utf-8", "surrogatepass")).digest()
-        encoded = EncodedImage(self.queue, prepared, sha256(head + prepared.digest()).digest(), self)
+        images = [
+            EncodedImage(self.queue, part, sha256(head + part.digest()).digest(), self)
+            for part in (prepared, prepared.whole)
+            if part is not None
+        ]
         grid = find_grid(prepared.tiles, self.spec)
         tokens: list[int] = []
         for part in FAMILIES[self.spec.projector].parts(prepared, self.spec, grid):
-            tokens += self._part(encoded, part)
+            tokens += self._part(images[isinstance(part, Run) and part.of_whole], part)
         return tokens
 
     def work(self, wanted: Iterable[ImageVectors], seconds: float, alone: bool) -> None:

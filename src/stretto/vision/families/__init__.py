@@ -7,6 +7,7 @@ from stretto.vision.families.idefics3 import Idefics3
 from stretto.vision.families.internvl import InternVL
 from stretto.vision.families.llama4 import Llama4
 from stretto.vision.families.llava import Llava
+from stretto.vision.families.minicpmv import MiniCPMV
 from stretto.vision.families.pixtral import Pixtral
 from stretto.vision.families.qwen2vl import Qwen2VL, Qwen25VL
 from stretto.vision.families.qwen3vl import Qwen3VL
@@ -16,7 +17,7 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         *(Llava(), Idefics3(), Gemma3(), Pixtral(), Qwen2VL(), Qwen25VL(), Qwen3VL(), InternVL()),
-        *(Gemma4(), Llama4(), Voxtral(), Qwen2Audio()),
+        *(Gemma4(), Llama4(), MiniCPMV(), Voxtral(), Qwen2Audio()),
     )
 }
 

@@ -33,6 +33,7 @@ class Prepared:
     rows: int = 0
     columns: int = 0
     margins: tuple[int, int] = (0, 0)  # patches at each end of columns and rows that show none of the image
+    whole: Prepared | None = None  # all of the image once more, where tiles have another size
 
     def digest(self) -> bytes:
         """SHA-256 of the pixels and the grid."""
@@ -96,6 +97,14 @@ class Operations(Protocol):
         """A vector of the file, or None if it has none of that name."""
         ...
 
+    def add(self, x: Floats, numbers: Floats) -> Floats:
+        """[n, m, columns] and NumPy's [m, columns], added."""
+        ...
+
+    def attend(self, q: Floats, k: Floats, v: Floats, n_head: int) -> Floats:
+        """[1, queries, columns] to [n, m, columns]: attention of heads side by side, without a mask."""
+        ...
+
 
 @dataclass(frozen=True)
 class Text:
@@ -118,6 +127,7 @@ class Run:
     first: int
     stop: int
     columns: int = 0
+    of_whole: bool = False  # tokens of `Prepared.whole`
 
 
 Part = Text | Special | Run
