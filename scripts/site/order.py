@@ -17,6 +17,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
             "tutorials/chat-application.md",
             "tutorials/structured-extraction.md",
             "tutorials/branching-and-cache.md",
+            "tutorials/which-layer.md",
             "tutorials/images.md",
             "tutorials/serving.md",
         ),
