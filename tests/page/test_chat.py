@@ -686,6 +686,30 @@ def test_a_token_is_forked_into_a_version(greedy, shot):
     expect(prose(greedy)).to_have_text("Hello Hello world.")
 
 
+def test_what_each_layer_would_have_said(greedy, axe):
+    """The model is a mock without layers: the server says so, and then a stand-in answers for it."""
+    send(greedy)
+    greedy.get_by_role("switch", name="Tokens").click()
+    prose(greedy).locator('[data-i="6"]').click()
+    panel = greedy.get_by_role("complementary", name="Token")
+    panel.locator("summary", has_text="each layer").click()
+    expect(panel.get_by_role("alert")).to_be_visible()
+    asked = []
+
+    def answer_for(route):
+        asked.append(route.request.post_data_json)
+        said = [[{"id": token, "piece": piece, "logprob": -0.5}] for token, piece in ((81, "Q"), (111, "o"))]
+        route.fulfill(json={"layers": said})
+
+    greedy.route("**/stretto/layers", answer_for)
+    prose(greedy).focus()
+    greedy.keyboard.press("ArrowRight")  # it stays open from token to token
+    rows = panel.locator(".layers tbody tr")
+    expect(rows).to_have_text([re.compile("1o as taken *61 %"), re.compile("0Q *61 %")])
+    assert bytes(token % 256 for token in asked[0]["prompt"]).endswith(b"Hello w")
+    assert axe(greedy) == []
+
+
 def test_tokens_by_keyboard_alone(greedy):
     send(greedy)
     box(greedy).press("Escape")

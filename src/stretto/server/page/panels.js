@@ -1,6 +1,6 @@
 // The panel beside a conversation: the settings, or one token with what might have come instead.
 import {html, useEffect, useRef, useState} from './vendor/preact.js';
-import {fork, forkText, requestOf, tokens} from './answering.js';
+import {fork, forkText, idsUpTo, requestOf, tokens} from './answering.js';
 import {post} from './api.js';
 import {change, lead, path, store} from './chats.js';
 import {curlCode, libraryCode, openaiCode} from './copying.js';
@@ -192,8 +192,36 @@ export function TokenPanel({at, choose, forked, model, beneath}) {
     <h3>Surprise by sentence, bits a token</h3>
     <ul class="alts sentences">${sentences.map(one => html`<li><button type="button" onClick=${() => choose({id: message.id, i: surprising(one)})}>
       <span>${one.text}</span><span class="p">${one.bits.toFixed(1)}</span><${Share} of=${one.bits / most}/></button></li>`)}</ul>
+    <h3>Beneath this token</h3><${Layers} ...${{message, at, token}}/>
     <h3>Up to here, in another view</h3>${beneath(message, at.i)}`;
 }
+// What each layer would have said in a token's place, the last layer first. While it is open, it is asked for each token that is chosen.
+let areOpen = false;
+const LAYERS_MS = 200; // arrow keys go on
+function Layers({message, at, token}) {
+  const [open, setOpen] = useState(areOpen), [{layers, error}, set] = useState({});
+  useEffect(() => {
+    areOpen = open;
+    if (!open) return;
+    let current = true;
+    set({});
+    const ask = async () => {
+      try {
+        const {prompt, answer} = await idsUpTo(message, at.i);
+        const found = current && await post('/stretto/layers', {model: message.model, prompt: [...prompt, ...answer], top: 1});
+        if (current) set(found);
+      } catch (error) { if (current) set({error: error.message}); }
+    };
+    const timer = setTimeout(ask, LAYERS_MS);
+    return () => { current = false; clearTimeout(timer); };
+  }, [open, message.id, at.i]);
+  return html`<details class="layers" open=${open} onToggle=${event => setOpen(event.currentTarget.open)}><summary>What each layer would have said here</summary>
+    ${error ? html`<p class="bad" role="alert">${error}</p>` : !layers ? html`<p class="hint" role="status">Reading the layers …</p>`
+      : html`<table><thead><tr><th scope="col">Layer</th><th scope="col">Token</th><th scope="col" class="right">Probability</th></tr></thead>
+        <tbody>${layers.map(([one], n) => html`<tr key=${n} class=${one.id === token.id ? 'same' : null}><th scope="row">${n}</th><td><code>${visible(one.piece)}</code>${
+          one.id === token.id && html` <small>as taken</small>`}</td><td class="right">${percent(Math.exp(one.logprob))}</td></tr>`).reverse()}</tbody></table>`}</details>`;
+}
+
 const Share = ({of}) => html`<span class="bar" aria-hidden="true"><span style=${{width: `${100 * of}%`}}></span></span>`;
 
 // ---- all versions of a conversation ----
