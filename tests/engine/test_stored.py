@@ -289,6 +289,28 @@ def test_a_thread_that_died_or_cannot_start_loses_no_request(folder, monkeypatch
         assert (result.tokens, result.usage.cached_tokens) == (wanted, 0)
 
 
+@pytest.mark.parametrize("refused", [{1}, {1, 2}])
+def test_a_block_that_no_thread_reads_has_no_other_in_its_place(folder, monkeypatch, refused):
+    class Pool(ThreadPoolExecutor):
+        asked = -1
+
+        def submit(self, *what):
+            self.asked += 1
+            if self.asked in refused:
+                raise RuntimeError("can't start new thread")
+            return super().submit(*what)
+
+    with tiny_llm() as plain, plain.sequence(TOKENS) as sequence:
+        wanted = sequence.logits.copy()
+    with keep(tiny_llm(), folder) as first:
+        first.generate(TOKENS, **GREEDY)
+    with keep(tiny_llm(), folder) as second:
+        monkeypatch.setattr("stretto.engine.stored.ThreadPoolExecutor", Pool)
+        with second.sequence(TOKENS) as sequence:
+            assert (sequence.logits == wanted).all()
+        assert stored_tokens(second) >= BLOCK_TOKENS
+
+
 def test_blocks_that_memory_uses_are_evicted_last(folder):
     with tiny_llm() as probe:
         size = 64 * probe.backend.cell_bytes + HEAD_BYTES

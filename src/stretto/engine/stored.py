@@ -210,20 +210,20 @@ class StoredPrefixes:
         nbytes = BLOCK_TOKENS * self._runner.backend.cell_bytes
         with ThreadPoolExecutor(READERS) as pool:
             coming: deque[Future[Bytes | None]] = deque()
-            ahead = iter(range(start, stop))
+            asked = start
 
             def ask() -> None:
-                with suppress(RuntimeError):  # no thread can be started now: the rest is computed
-                    if (i := next(ahead, None)) is not None:
-                        coming.append(pool.submit(self.store.read, root, keys[i], nbytes, i))
+                nonlocal asked
+                with suppress(RuntimeError):  # no thread can be started now: it is asked for again
+                    while asked < stop and len(coming) <= READ_AHEAD:
+                        coming.append(pool.submit(self.store.read, root, keys[asked], nbytes, asked))
+                        asked += 1
 
-            for _ in range(READ_AHEAD):
-                ask()
             for i in range(start, stop):
+                ask()
                 data = coming.popleft().result() if coming else None
                 if data is None:
                     return
-                ask()
                 yield i, data
 
     def _park(
