@@ -239,6 +239,74 @@ def test_a_killed_writer_leaves_neither_a_lock_nor_a_file(store):
     assert (store.read(root, key, 1000) == block(1)).all()
 
 
+FORKED = """
+    import os, sys, time
+    from stretto.cache.disk import DiskStore
+    store = DiskStore(sys.argv[1])
+    with store._locked():
+        if not (child := os.fork()):
+            time.sleep(600)
+            os._exit(0)
+        print(child, flush=True)
+        if sys.argv[2] == "killed":
+            time.sleep(600)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("end", ["killed", "goes on"])
+def test_a_child_that_was_forked_while_a_block_was_written_holds_no_lock(store, monkeypatch, end):
+    monkeypatch.setattr("stretto.cache.disk.LOCK_SECONDS", 60)
+    script = textwrap.dedent(FORKED)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script, store.folder, end], **pipes) as writer:
+        child = int(writer.stdout.readline())
+        try:
+            if end == "killed":
+                writer.kill()
+                writer.wait()
+            root = store.root("model")
+            (key,) = store.chain(root, list(range(BLOCK_TOKENS)))
+            assert store.write(root, key, block(1))
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_store_is_opened_and_read_while_another_process_holds_its_lock(store, monkeypatch):
+    root = store.root("model")
+    first, second = store.chain(root, list(range(2 * BLOCK_TOKENS)))
+    assert store.write(root, first, block(1))
+    monkeypatch.setattr("stretto.cache.disk.LOCK_SECONDS", 0.1)
+    with store._locked() as is_locked:
+        assert is_locked
+        other = DiskStore(store.folder)
+        assert (other.read(root, first, 1000) == block(1)).all()
+        assert not other.write(root, second, block(2))
+    assert other.write(root, second, block(2))
+
+
+def test_a_disk_that_is_nearly_full_is_left_alone(store, monkeypatch):
+    root = store.root("model")
+    (key,) = store.chain(root, list(range(BLOCK_TOKENS)))
+    monkeypatch.setattr("stretto.cache.disk.SPARE_BYTES", 1 << 60)
+    assert not store.write(root, key, block(1))
+    assert store.usage().written == store.usage().nbytes == 0
+
+
+def test_blocks_from_a_time_to_come_are_evicted_in_their_turn(tmp_path):
+    store = DiskStore(tmp_path / "prefixes", max_bytes=10 * (HEAD_BYTES + 1000))
+    root = store.root("model")
+    keys = list(store.chain(root, list(range(40 * BLOCK_TOKENS))))
+    for key in keys[:10]:
+        store.write(root, key, block(1))
+    for path in files(store):  # the clock was ahead by a year
+        os.utime(path, (time.time() + 3e7,) * 2)
+    for key in keys[10:]:
+        assert store.write(root, key, block(1))
+    assert [store.has(root, key) for key in keys[:10]] == [False] * 10
+    assert sum(store.has(root, key) for key in keys[-9:]) == 9
+
+
 WRITER = """
     import sys
     import numpy as np

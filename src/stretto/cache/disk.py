@@ -23,10 +23,11 @@ import hmac
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from stat import S_IMODE, S_ISDIR, S_ISREG
@@ -49,9 +50,25 @@ LOCK_SECONDS = 10.0  # that a writer waits for others; then the block is not wri
 LOCK_POLL_SECONDS = 0.01
 SLACK = 16  # a sixteenth of the limit is made free at a time, so that not every block lists the folder
 
+SPARE_BYTES = 64 << 20  # that stay free on the disk
+
 OWNER = re.compile(r"[0-9a-f]{32}")
 OURS = re.compile(r"[0-9a-f]{64}")
 PART = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}\.part")
+
+
+_locks: set[int] = set()  # descriptors of lock files that this process has open
+
+
+def _after_fork() -> None:
+    """Close lock files in a child: the lock of a writer that is killed would be the child's."""
+    while _locks:
+        with suppress(OSError):
+            os.close(_locks.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass(frozen=True)
@@ -193,6 +210,8 @@ class DiskStore:
                     return False
                 if not self._is_listed or counts.nbytes + size > max_bytes:
                     counts.nbytes = self._evict(size, max_bytes)
+                if shutil.disk_usage(self.folder).free < size + SPARE_BYTES:
+                    return False
                 # Counted before it is there: a writer that is killed here has counted too much, never too
                 # little, until the folder is listed again.
                 written = counts.written_today() + size
@@ -280,12 +299,8 @@ class DiskStore:
         """The key that blocks are signed with; made by the first process that needs it."""
         path = self.folder / "secret"
         try:
-            with self._locked() as is_locked:
-                self._require(is_locked)
-                if not os.path.lexists(path):
-                    with atomic_write(path) as file:
-                        os.fchmod(file.fileno(), 0o600)
-                        file.write(os.urandom(SECRET_BYTES))
+            if not os.path.lexists(path):
+                self._make_secret(path)
             with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
                 status = os.fstat(file.fileno())
                 secret = file.read(SECRET_BYTES + 1)
@@ -298,11 +313,20 @@ class DiskStore:
             raise _folder_error(path, reason)
         return secret
 
+    def _make_secret(self, path: Path) -> None:
+        with self._locked() as is_locked:
+            self._require(is_locked)
+            if not os.path.lexists(path):
+                with atomic_write(path) as file:
+                    os.fchmod(file.fileno(), 0o600)
+                    file.write(os.urandom(SECRET_BYTES))
+
     @contextmanager
     def _locked(self) -> Iterator[bool]:
         """Hold the folder's lock; False where others have held it for too long."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self.folder / "lock", flags, 0o600)
+        _locks.add(descriptor)
         try:
             end = time.monotonic() + LOCK_SECONDS
             while True:
@@ -316,7 +340,10 @@ class DiskStore:
                     time.sleep(LOCK_POLL_SECONDS)
             yield True
         finally:
-            os.close(descriptor)
+            if descriptor in _locks:  # or else this is a forked child
+                _locks.remove(descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough where a child has it too
+                os.close(descriptor)
 
     def _require(self, is_locked: bool) -> None:
         if not is_locked:
@@ -362,7 +389,7 @@ class DiskStore:
 
         Under the lock, so half-written files have no writer any more.
         """
-        blocks = sorted(self._blocks(with_parts=True), key=lambda block: block.used)
+        blocks = sorted(map(_redated, self._blocks(with_parts=True)), key=lambda block: block.used)
         total = sum(block.nbytes for block in blocks)
         most = limit - wanted
         if total > most:
@@ -403,6 +430,15 @@ class _Block:
     used: int  # nanoseconds, of its last use
     nbytes: int
     is_part: bool
+
+
+def _redated(block: _Block) -> _Block:
+    """A block that was used before now: the clock may have been ahead, and it would stay for that long."""
+    now = time.time_ns()
+    if block.used <= now:
+        return block
+    _touch(block.path, 0)
+    return replace(block, used=now)
 
 
 def _scan(folder: Path) -> list[os.DirEntry[str]]:
