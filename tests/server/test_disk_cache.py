@@ -166,3 +166,29 @@ def test_a_file_changed_where_its_fingerprint_does_not_look_finds_nothing(tmp_pa
         cached.append(llm.generate(PROMPT, max_tokens=1).usage.cached_tokens)
     assert len(set(fingerprints)) == 1
     assert cached == [0, 64, 0]
+
+
+def test_a_limit_leaves_the_other_one_as_it_was(tmp_path, capsys):
+    folder = tmp_path / "prefixes"
+    told = []
+    for arguments in (["1GB", "--writes", "3GB"], ["2GB"], ["none", "--writes", "none"]):
+        with pytest.raises(SystemExit):
+            main(["cache", "limit", *arguments, "--cache-dir", str(folder)])
+        usage = DiskStore(folder).usage()
+        told.append((usage.limit, usage.write_limit))
+    assert told == [(10**9, 3 * 10**9), (2 * 10**9, 3 * 10**9), (None, None)]
+
+
+@pytest.mark.parametrize("option", ["--api-key", "--api-key-file"])
+def test_clearing_for_no_key_is_refused(tmp_path, option, capsys):
+    store = DiskStore(tmp_path / "prefixes")
+    root = store.root("model")
+    (key,) = store.chain(root, list(range(64)))
+    store.write(root, key, np.zeros(1000, np.uint8))
+    (tmp_path / "keys").write_text("\n \n")
+    value = str(tmp_path / "keys") if option == "--api-key-file" else ""
+    with pytest.raises(SystemExit) as ended:
+        main(["cache", "clear", option, value, "--cache-dir", str(store.folder)])
+    assert ended.value.code == 2
+    assert "has no key; give one" in capsys.readouterr().err
+    assert store.usage().blocks == 1

@@ -56,7 +56,8 @@ def show(
 def limit(
     nbytes: Annotated[str, typer.Argument(metavar="SIZE|none", help="As 1GB; none: no limit of its own.")],
     writes: Annotated[
-        str | None, typer.Option("--writes", metavar="SIZE", help="What may be written in a day.")
+        str | None,
+        typer.Option("--writes", metavar="SIZE|none", help="What may be written in a day; else as it was."),
     ] = None,
     cache_dir: Folder = None,
 ) -> None:
@@ -65,7 +66,11 @@ def limit(
 
     store = open_store(_folder(cache_dir))
     most = None if nbytes == "none" else read_size("SIZE", nbytes)
-    store.limit(most, None if writes is None else read_size("--writes", writes))
+    if writes is None:
+        written = store.usage().write_limit
+    else:
+        written = None if writes == "none" else read_size("--writes", writes)
+    store.limit(most, written)
     usage = store.usage()
     typer.echo(f"{usage.folder}: {usage.blocks:,} blocks, {size(usage.nbytes)}")
 
@@ -84,20 +89,27 @@ def clear(
     """Remove the prompts that are kept on disk: all of them, or those of a key."""
     from stretto.loading.disk_cache import open_store
 
+    lines = [] if api_key is None else [api_key]
+    if api_key_file is not None:
+        try:
+            lines += api_key_file.read_text().splitlines()
+        except (OSError, UnicodeError) as error:
+            raise InvalidRequest(f"--api-key-file {api_key_file}: {error}", param="api_key_file") from None
+    keys = [words[0] for line in lines if (words := line.split())]
+    is_everything = api_key is None and api_key_file is None
+    if not keys and not is_everything:
+        name, option = ("api_key", "--api-key") if api_key_file is None else ("api_key_file", api_key_file)
+        raise InvalidRequest(
+            f"{option} has no key; give one, or leave it out to remove what is kept for all", param=name
+        )
     folder = _folder(cache_dir)
     if not folder.exists():
         typer.echo(f"{folder}: nothing is kept")
         return
-    store, keys = open_store(folder), [] if api_key is None else [api_key]
-    if api_key_file is not None:
-        try:
-            keys += filter(None, map(str.strip, api_key_file.read_text().splitlines()))
-        except (OSError, UnicodeError) as error:
-            raise InvalidRequest(f"--api-key-file {api_key_file}: {error}", param="api_key_file") from None
-    if api_key is None and api_key_file is None:
-        removed = store.clear(everything=True)
-    else:
-        removed = sum(store.clear(store.salt(text.split()[0])) for text in keys if text.split())
+    store = open_store(folder)
+    removed = (
+        store.clear(everything=True) if is_everything else sum(store.clear(store.salt(key)) for key in keys)
+    )
     typer.echo(f"removed {size(removed)}")
 
 
