@@ -325,6 +325,42 @@ def test_blocks_that_memory_uses_are_evicted_last(folder):
     assert all(store.has(root, key) for key in store.chain(root, TOKENS[:128]))
 
 
+def test_blocks_of_a_prompt_that_is_asked_again_and_again_stay(folder):
+    with tiny_llm() as probe:
+        size = 64 * probe.backend.cell_bytes + HEAD_BYTES
+    texts = [np.random.default_rng(seed).integers(0, 96, 65).tolist() for seed in range(2, 11)]
+    with keep(tiny_llm(cells=2048), folder, max_bytes=6 * size) as llm:
+        for text in (TOKENS[:129], *texts):
+            n = llm.cache.disk().blocks_written
+            llm.generate(text, **GREEDY)
+            until(lambda n=n: llm.cache.disk().blocks_written > n)
+            llm.generate(TOKENS[:129], **GREEDY)
+        assert stored_tokens(llm) == 0
+    store = DiskStore(folder)
+    root = store.root("model, adapters None")
+    assert all(store.has(root, key) for key in store.chain(root, TOKENS[:128]))
+
+
+def test_forgetting_waits_for_no_other_process(folder, monkeypatch):
+    monkeypatch.setattr("stretto.cache.disk.LOCK_SECONDS", 60)
+    waiting, write = threading.Event(), DiskStore.write
+
+    def told(self, *what):
+        waiting.set()
+        return write(self, *what)
+
+    monkeypatch.setattr(DiskStore, "write", told)
+    with keep(tiny_llm(cells=1024), folder) as llm:
+        with DiskStore(folder)._locked():  # as a process that was stopped in the middle of a block
+            llm.generate(TOKENS, **GREEDY)
+            assert waiting.wait(60)
+            thread = threading.Thread(target=llm.cache.forget, args=(TOKENS[:200],))
+            thread.start()
+            thread.join(30)
+            assert not thread.is_alive()
+    assert DiskStore(folder).usage().blocks == 0
+
+
 def test_restored_and_edited_sequences_are_not_kept(folder, tmp_path):
     with tiny_llm() as plain, plain.sequence(TOKENS) as sequence:
         sequence.save(tmp_path / "saved")

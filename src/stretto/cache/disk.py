@@ -166,8 +166,8 @@ class DiskStore:
 
     def remove(self, root: Root, keys: Iterable[bytes]) -> None:
         """Remove blocks, and so all that come behind them."""
-        with suppress(OSError):
-            for key in keys:
+        for key in keys:
+            with suppress(OSError):
                 self._path(root, key).unlink(missing_ok=True)
 
     def read(self, root: Root, key: bytes, nbytes: int, depth: int = 0) -> Bytes | None:

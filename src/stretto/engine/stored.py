@@ -85,7 +85,7 @@ class StoredPrefixes:
         self._identity_text: str | None = None
         self._loading = fork_safety.lock()  # held while blocks are read: equal prompts read them once
         self._writing = fork_safety.lock()  # held while blocks are written
-        self._filing = fork_safety.lock()  # held while one file is written, or texts are forgotten
+        self._filing = fork_safety.lock()  # held for a moment: of what is rescued, and what is forgotten
         self._forgotten: set[bytes] = set()  # blocks that may have been read before they were
         self._changed = fork_safety.condition()
         self._has_news = self._closed = False
@@ -126,6 +126,8 @@ class StoredPrefixes:
                     return
             if len(keys) * BLOCK_TOKENS > match.n:
                 self._load(track, domain, root, keys)
+            for depth, key in enumerate(keys[: match.n // BLOCK_TOKENS]):  # in use, though not read
+                self.store.touch(root, key, depth)
         except CacheFull:
             return
         finally:
@@ -262,7 +264,7 @@ class StoredPrefixes:
         with self._filing:
             self._forgotten |= keys
             self._rescued = deque([one for one in list(self._rescued) if one[0].key not in keys])
-            self.store.remove(root, keys)
+        self.store.remove(root, keys)
 
     # -- writing --
 
@@ -369,14 +371,19 @@ class StoredPrefixes:
         return runner.backend.read_cells(runner.cells.view(entry.id)[first : first + BLOCK_TOKENS].copy())
 
     def _write(self, block: _Block, data: Bytes) -> bool:
-        with self._filing:
-            if block.key in self._forgotten or self.store.has(block.root, block.key):
-                return True
-            if not self.store.write(block.root, block.key, data, block.depth):
-                return False
+        if self._is_forgotten(block) or self.store.has(block.root, block.key):
+            return True
+        if not self.store.write(block.root, block.key, data, block.depth):
+            return False
+        if self._is_forgotten(block):  # while it was written
+            self.store.remove(block.root, [block.key])
         self._blocks_written += 1
         self._runner.metrics.stored_bytes += data.nbytes
         return True
+
+    def _is_forgotten(self, block: _Block) -> bool:
+        with self._filing:
+            return block.key in self._forgotten
 
     def _rescue(self, entry: Parked) -> None:
         """Copy what a sequence that is about to be evicted has and no file; called under the lock."""
