@@ -4,6 +4,9 @@ import pytest
 from PIL import Image, ImageDraw
 
 import stretto
+from stretto.loading.images import find_encoder
+from stretto.loading.open import open_model
+from stretto.options.loading import LoadOptions
 
 SHAPES = {
     "circle": lambda pen, ink: pen.ellipse((30, 30, 98, 98), fill=ink),
@@ -53,3 +56,9 @@ def test_a_picture_is_a_prefix_like_any_other(llm):
         assert result.text.strip() == answer
         computed = llm.metrics.prompt_tokens - before
     assert computed < 64  # the tokens of the picture were not computed again
+
+
+def test_prompts_on_disk_depend_on_the_encoders_file_too(smollm2_path):
+    opened = open_model(smollm2_path, LoadOptions(vision="sketch", cells=64))
+    opened.backend.close()
+    assert {smollm2_path, find_encoder("sketch")} <= set(opened.files)

@@ -47,6 +47,11 @@ class ImageEncoder:
     path: Path
     cache: ImageCache
 
+    @property
+    def files(self) -> list[Path]:
+        """All files that its vectors may depend on."""
+        return sorted(filter(Path.is_file, self.path.iterdir())) if self.path.is_dir() else [self.path]
+
     def nbytes(self, precision: str) -> int:
         """The bytes that it takes on a GPU: its weights, and the largest image while it is encoded."""
         with open_encoder(self.path) as file:

@@ -44,7 +44,7 @@ class OpenedModel:
     rerank_template: str = ""  # of a decoder that is used as a cross-encoder
     defaults: Mapping[str, float | int] = field(default_factory=dict)  # options that its authors recommend
     maps: Collection[GuardedMap] = ()  # files that it may still read from
-    files: tuple[Path, ...] = ()  # with its weights
+    files: tuple[Path, ...] = ()  # with its weights, and those of its encoder
     path: Path | None = None  # of the file or folder
 
 
@@ -90,7 +90,7 @@ def open_model(model: Model, options: LoadOptions | None = None) -> OpenedModel:
             description.rerank_template,
             defaults,
             maps,
-            tuple(description.files),
+            (*description.files, *([] if encoder is None else encoder.files)),
             description.path,
         )
 
