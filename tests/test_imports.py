@@ -113,6 +113,7 @@ ALLOWED = {
         "engine.limits",  # whose requests are made
         "engine.params",  # checks the operator's defaults
         "engine.request",  # how far a call is
+        "engine.sequence",  # edits that are begun before they are made
         "engine.table",  # what a page shows of an engine
         "engine.types",
         "hardware",

@@ -8,6 +8,7 @@ from stretto import Batch, Edit
 from stretto.backends.base import Capabilities
 from stretto.backends.native import NativeBackend
 from stretto.engine import editing
+from stretto.engine.sequence import begin_edit, finish_edit
 from stretto.errors import CacheFull, ContextOverflow, InvalidRequest, Unsupported
 from stretto.llm import LLM
 from stretto.testing import byte_tokenizer, mock_llm
@@ -135,6 +136,30 @@ def test_new_tokens_that_are_computed_already_are_shared(llm, mode):
     seq.replace(A, B, NEW, mode=mode)
     assert llm.metrics.prompt_tokens - before == (NEXT if mode == "heal" else 0)  # the last one is decoded
     assert np.array_equal(seq.logits, expected)
+
+
+@pytest.mark.parametrize("before", ["exact", "edited", "hole", "pending"])
+@pytest.mark.parametrize("mode", ["shift", "heal"])
+def test_an_edit_that_was_begun_has_the_bits_of_one_that_was_not(llm, mode, before):
+    def prepared():
+        seq = computed(llm)
+        if before == "pending":
+            seq.append([4, 5])
+        elif before != "exact":
+            seq.remove(5, 10, mode="shift" if before == "edited" else None)
+        return seq
+
+    by_hand, seq = prepared(), prepared()
+    by_hand.replace(A, B, NEW, mode=mode)
+    expected = by_hand.logits.copy()
+    by_hand.close(park=False)
+    ahead = begin_edit(seq, A, B, NEW, mode)
+    llm.logits([ahead])
+    assert finish_edit(seq, A, B, NEW, mode, ahead).added == len(NEW)
+    assert np.array_equal(seq.logits, expected)
+    assert ahead.closed
+    assert begin_edit(seq, A, B, NEW, "recompute") is None
+    assert begin_edit(seq, A, B, [], mode) is None
 
 
 def test_healing_computes_the_tokens_next_to_the_cut_and_the_last(llm):

@@ -350,14 +350,14 @@ def test_forgetting_waits_for_no_other_process(folder, monkeypatch):
         return write(self, *what)
 
     monkeypatch.setattr(DiskStore, "write", told)
-    with keep(tiny_llm(cells=1024), folder) as llm:
-        with DiskStore(folder)._locked():  # as a process that was stopped in the middle of a block
-            llm.generate(TOKENS, **GREEDY)
-            assert waiting.wait(60)
-            thread = threading.Thread(target=llm.cache.forget, args=(TOKENS[:200],))
-            thread.start()
-            thread.join(30)
-            assert not thread.is_alive()
+    held = DiskStore(folder)._locked  # as by a process that was stopped in the middle of a block
+    with keep(tiny_llm(cells=1024), folder) as llm, held():
+        llm.generate(TOKENS, **GREEDY)
+        assert waiting.wait(60)
+        thread = threading.Thread(target=llm.cache.forget, args=(TOKENS[:200],))
+        thread.start()
+        thread.join(30)
+        assert not thread.is_alive()
     assert DiskStore(folder).usage().blocks == 0
 
 

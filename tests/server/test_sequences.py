@@ -10,6 +10,7 @@ import pytest
 from serving import HELLO, endless, mock, serving, until, visiting
 from stretto import LLM
 from stretto.backends.native import NativeBackend
+from stretto.engine.engine import Engine
 from stretto.errors import CacheFull
 from stretto.server.settings import RequestLimits
 from stretto.testing import byte_tokenizer, mock_llm
@@ -334,6 +335,37 @@ def test_edits_of_forks_take_cells_of_their_own(mode):
         ask(web, f"/{forks[1]}/remove", start=45, stop=47, mode=mode)
         ask(web, f"/{forks[2]}/remove", start=2, stop=4, mode="hole")
         assert server.llm().cache.stats().held <= 128
+
+
+@pytest.mark.parametrize("before", ["edited", "pending", "hole", "cleared"])
+@pytest.mark.parametrize("mode", ["shift", "heal"])
+def test_no_edit_computes_many_new_tokens_while_others_wait(mode, before, monkeypatch):
+    at_once = []
+    compute = Engine.compute
+
+    def counted(self, tracks):
+        several = list(tracks)
+        at_once.extend(track.n_pending for track in several)
+        compute(self, several)
+
+    monkeypatch.setattr(Engine, "compute", counted)
+    with visiting(mock("Hello", context_length=1024, cells=2048)) as (server, web):
+        name = opened(web, "x" * 300, compute=True)
+        if before == "edited":
+            ask(web, f"/{name}/remove", start=4, stop=8, mode="shift")
+        elif before == "hole":
+            ask(web, f"/{name}/remove", start=4, stop=8, mode="hole")
+        elif before == "pending":
+            ask(web, f"/{name}/append", text="zz")
+        else:
+            server.llm().cache.clear()
+        at_once.clear()
+        server.llm().backend.batches.clear()
+        edit = ask(web, f"/{name}/insert", at=20, text="y" * 400, mode=mode)["edit"]
+        assert (edit["mode"], edit["added"]) == (mode, 400)
+        assert max(at_once, default=0) <= 1 + 32
+        assert sum(map(len, server.llm().backend.batches)) <= 400 + 1 + 32
+        assert server.llm().cache.stats().held <= 704
 
 
 @pytest.mark.parametrize("mode", ["shift", "heal"])

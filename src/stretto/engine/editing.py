@@ -64,9 +64,19 @@ def remove(runner: Runner, track: Track, start: int, stop: int, close: bool, com
 
 
 def replace(
-    runner: Runner, track: Track, start: int, stop: int, new: list[int], mode: EditMode, compute: Compute
+    runner: Runner,
+    track: Track,
+    start: int,
+    stop: int,
+    new: list[int],
+    mode: EditMode,
+    compute: Compute,
+    ahead: Track | None = None,
 ) -> Edit:
-    """Put checked tokens in the place of those at start ≤ position < stop; those behind them move."""
+    """Put checked tokens in the place of those at start ≤ position < stop; those behind them move.
+
+    `ahead` is what `begin` has made for this edit, once it is computed.
+    """
     start, stop = check_position("start", start), check_position("stop", stop)
     check_range(start, stop)
     if mode not in MODES:
@@ -88,21 +98,13 @@ def replace(
         refuse_cut(track.tokens, first, last)
     cut = Cut(start, stop, first, last, where)
     used, reason = _usable_mode(runner, track, cut, mode)
-    n_tokens = len(track) - (last - first) + len(new) + (0 if used == "recompute" else cut.n_holes)
-    if n_tokens > runner.context_length:
-        raise ContextOverflow(
-            f"with {len(new)} tokens in the place of {last - first} the sequence has {n_tokens}, and the "
-            f"context takes {runner.context_length}; remove more, or insert fewer",
-            n_tokens=n_tokens,
-            limit=runner.context_length,
-            param="tokens",
-        )
+    _check_fits(runner, track, cut, used, new)
     n_placed, n_added, n_moved = track.n_placed, 0, 0
     if used == "recompute":
         is_whole = track.exact is None or reason == _ONLY_PENDING
         _recompute(runner, track, cut, first if is_whole else min(first, track.exact or 0), new)
     elif new or first < last:
-        n_added, n_moved = _move(runner, track, cut, new, used, compute)
+        n_added, n_moved = _move(runner, track, cut, new, used, compute, ahead)
     return Edit(
         used,
         mode,
@@ -114,6 +116,29 @@ def replace(
         exact=track.exact is None,
         reason=reason,
     )
+
+
+def begin(
+    runner: Runner, track: Track, start: int, stop: int, new: list[int], mode: EditMode
+) -> Track | None:
+    """A track in which the new tokens of an edit can be computed before it, which then shares their cells.
+
+    None if the edit itself computes nothing. Errors are those of `replace`.
+    """
+    start, stop = check_position("start", start), check_position("stop", stop)
+    check_range(start, stop)
+    where = list_positions(runner, track)
+    first, last = bisect_left(where, start), bisect_left(where, stop)
+    if mode == "recompute" or not new or start > track.position:
+        return None
+    if track.has_images:
+        refuse_cut(track.tokens, first, last)
+    cut = Cut(start, stop, first, last, where)
+    used, _ = _usable_mode(runner, track, cut, mode)
+    if used == "recompute":
+        return None
+    _check_fits(runner, track, cut, used, new)
+    return runner.branch(track, first, start, new)
 
 
 _ONLY_PENDING = "no token behind the edit had been computed"
@@ -135,6 +160,20 @@ class Cut:
         where = self.where
         behind = where[-1] + 1 - self.stop - (len(where) - self.last) if self.last < len(where) else 0
         return behind + self.start - self.first
+
+
+def _check_fits(runner: Runner, track: Track, cut: Cut, used: EditMode, new: list[int]) -> None:
+    """Raise `ContextOverflow` if a text is too long after an edit."""
+    n_gone = cut.last - cut.first
+    n_tokens = len(track) - n_gone + len(new) + (0 if used == "recompute" else cut.n_holes)
+    if n_tokens > runner.context_length:
+        raise ContextOverflow(
+            f"with {len(new)} tokens in the place of {n_gone} the sequence has {n_tokens}, and the "
+            f"context takes {runner.context_length}; remove more, or insert fewer",
+            n_tokens=n_tokens,
+            limit=runner.context_length,
+            param="tokens",
+        )
 
 
 def _usable_mode(runner: Runner, track: Track, cut: Cut, mode: EditMode) -> tuple[EditMode, str]:
@@ -171,7 +210,13 @@ def _n_prompt(track: Track, cut: Cut, new: list[int]) -> int:
 
 
 def _move(
-    runner: Runner, track: Track, cut: Cut, new: list[int], mode: Approximate, compute: Compute
+    runner: Runner,
+    track: Track,
+    cut: Cut,
+    new: list[int],
+    mode: Approximate,
+    compute: Compute,
+    ahead: Track | None,
 ) -> tuple[int, int]:
     """Move the tokens behind a cut and compute new ones in it; return how many were computed and moved.
 
@@ -189,7 +234,7 @@ def _move(
             new = [*new, *tokens[cut.last : last]]
         n_tokens = track.whole_images(len(tokens) - _count_run(where[last:][::-1], HEAL_LAST_TOKENS))
     delta = start + len(new) - stop
-    branch = runner.branch(track, first, start, new) if new else None
+    branch = runner.branch(track, first, start, new, ahead) if new else None
     try:
         if branch is not None:
             n_edits = track.n_edits

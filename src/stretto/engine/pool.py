@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import count, islice
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+import numpy as np
+
 from stretto.backends.base import Backend
 from stretto.cache.cells import Cells
 from stretto.cache.items import ImageToken
@@ -167,10 +169,13 @@ class CellPool:
         self.tracks[twin.id] = twin
         return twin
 
-    def branch(self, track: Track, n: int, start: int, tokens: list[int]) -> Track:
+    def branch(
+        self, track: Track, n: int, start: int, tokens: list[int], ahead: Track | None = None
+    ) -> Track:
         """A track that shares the first n tokens' cells with another, and has others from `start` on.
 
-        Where these have been computed behind the same text already, it shares their cells too.
+        Where these have been computed behind the same text already, it shares their cells too; `ahead` is an
+        earlier branch at this place, for texts that are found by nobody else.
         """
         twin = self._bare_track(RandomStream(0))
         twin.domain, twin.mix = track.domain, track.mix
@@ -184,6 +189,10 @@ class CellPool:
             self.cells.copy(track.id, twin.id, 0, start)
             if self.cells.end(twin.id) != start:  # behind a hole
                 twin.resume, twin.exact = start, n if twin.exact is None else twin.exact
+            if ahead is not None and np.array_equal(self.cells.view(ahead.id)[:n], self.cells.view(twin.id)):
+                n_common = common(ahead.tokens[n : ahead.n_placed], tokens[:-1])
+                if self.cells.copy(ahead.id, twin.id, start, start + n_common):
+                    twin.resume = None
         self.tracks[twin.id] = twin
         return twin
 

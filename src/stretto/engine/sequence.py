@@ -437,6 +437,38 @@ def prepare(sequence: Sequence) -> None:
     sequence._prepare()
 
 
+def begin_edit(
+    sequence: Sequence, start: int, stop: int, tokens: list[int], mode: EditMode
+) -> Sequence | None:
+    """A sequence in which the new tokens of an edit can be computed before it, in turns with what else runs.
+
+    `finish_edit` shares its cells then. None if the edit itself computes nothing.
+    """
+    engine = sequence._engine
+    with engine.lock:
+        sequence._check_usable()
+        checked = engine.runner.check_tokens(tokens)
+        track = editing.begin(engine.runner, sequence._track, start, stop, checked, mode)
+        return None if track is None else Sequence(engine, track)
+
+
+def finish_edit(
+    sequence: Sequence, start: int, stop: int, tokens: list[int], mode: EditMode, ahead: Sequence | None
+) -> Edit:
+    """`sequence.replace` with what `begin_edit` has made, which is closed."""
+    engine = sequence._engine
+    if ahead is None:
+        return sequence.replace(start, stop, tokens, mode=mode)
+    with engine.lock:
+        try:
+            sequence._check_usable()
+            new = engine.runner.check_tokens(tokens)
+            parts = engine.runner, sequence._track, start, stop, new, mode, sequence._compute
+            return editing.replace(*parts, ahead._track)
+        finally:
+            ahead.close(park=False)
+
+
 def step_all(engine: Engine, sequences: list[Sequence], params: SamplingParams) -> list[Step]:
     """A step of each sequence, whose logits are there: all are sampled at once if the backend can do that."""
     rows = [(one._track, one._track.logits) for one in sequences]

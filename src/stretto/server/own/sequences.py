@@ -19,6 +19,7 @@ from fastapi import Request
 from pydantic import Field
 from starlette.responses import Response
 
+from stretto.engine.sequence import begin_edit, finish_edit
 from stretto.engine.types import Edit, EditMode
 from stretto.errors import SnapshotError
 from stretto.llm import LLM
@@ -482,26 +483,15 @@ async def _edit(
         await reserve_cells(generation, state, "text" if ids else "start", len(ids), entry, at)
         if mode == "hole" or sequence.edit_mode == "hole":  # pending tokens are computed first
             await compute(request, generation, entry)
-        elif (
-            mode != "recompute"
-            and len(ids) >= AHEAD_TOKENS
-            and start <= sequence.position
-            and not (sequence.n_pending or entry.llm.spec.recurrent)
-        ):
-            made = await compute_ahead(request, generation, entry, start, ids)
+        if mode != "hole" and len(ids) >= AHEAD_TOKENS:
+            made = await compute_ahead(request, generation, entry, start, stop, ids, mode)
         n_pending = sequence.n_pending
 
         def work() -> Edit:
-            try:
-                found: Edit
-                if mode == "hole":
-                    found = sequence.remove(start, stop)
-                else:
-                    found = sequence.replace(start, stop, ids, mode=mode)
+            if mode == "hole":
+                found: Edit = sequence.remove(start, stop)
                 return found
-            finally:
-                if made is not None:
-                    made.close(park=False)
+            return finish_edit(sequence, start, stop, ids, mode, made)
 
         done = await in_thread(state, work)
         n_computed = done.added + done.recomputed - (sequence.n_pending - n_pending)
@@ -510,20 +500,22 @@ async def _edit(
 
 
 async def compute_ahead(
-    request: Request, generation: Generation, entry: OpenSequence, start: int, ids: list[int]
+    request: Request,
+    generation: Generation,
+    entry: OpenSequence,
+    start: int,
+    stop: int,
+    ids: list[int],
+    mode: EditMode,
 ) -> Any:
     """A sequence with new tokens behind those before them, computed in turns with what else runs.
 
-    While it is open the edit shares its cells: it would compute them at once, and all others would wait.
+    The edit shares its cells: it would compute them at once, and all others would wait. None if it computes
+    none of them.
     """
-
-    def fork() -> Any:
-        made = entry.sequence.fork()
-        made.truncate(start)
-        made.append(ids)
-        return made
-
-    made = await in_thread(get_state(request), fork)
+    made = await in_thread(get_state(request), lambda: begin_edit(entry.sequence, start, stop, ids, mode))
+    if made is None:
+        return None
     try:
         await compute(request, generation, entry, made)
     except BaseException:
