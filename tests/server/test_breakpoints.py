@@ -118,7 +118,16 @@ def test_callers_share_a_quarter_of_the_cells():
         assert 0 < sum(held) <= 512
         long = body(last=FIVE) | {"system": RULES * 3}
         ask(ann, long)
-        assert sum(map(sum, pinned(server).values())) <= 512  # too long to stay
+        assert sum(map(sum, pinned(server).values())) <= 512
+
+
+def test_of_a_prefix_that_is_too_long_the_beginning_stays():
+    with visiting(mock(cells=2048, context_length=1024)) as (server, web):
+        ask(web, body(last=FIVE))
+        ask(web, body(last=FIVE) | {"system": RULES * 3})  # longer than a quarter of the cells
+        assert pinned(server) == {"": [512]}
+        flood(web)
+        assert ask(web, body() | {"system": RULES * 3})["cache_read_input_tokens"] >= 512
 
 
 def test_a_response_goes_on_with_the_cells_of_the_one_before():

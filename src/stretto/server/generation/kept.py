@@ -110,18 +110,19 @@ def keep_prefix(
     with llm.engine.lock:
         release_expired(served, clock)
         own = served.timed_pins.setdefault(name, [])
+        others = sum(_held(pins) for pins in served.timed_pins.values() if pins is not own)
+        room = int(TIMED_FRACTION * len(llm.cells)) - others
+        tokens = tokens[: max(0, room)]  # of what is too long the beginning stays
         until = clock() + seconds
         for one in list(own):  # a conversation goes on: the longer prefix has the shorter one
             if one.tokens == tokens[: len(one.tokens)] and one.until <= until:
                 one.pin.release()
                 own.remove(one)
-        most = int(TIMED_FRACTION * len(llm.cells))
-        room = most - sum(_held(pins) for pins in served.timed_pins.values() if pins is not own)
-        while own and (len(own) >= MAX_TIMED or _held(own) + len(tokens) > room):
+        while own and tokens and (len(own) >= MAX_TIMED or _held(own) + len(tokens) > room):
             oldest = min(own, key=lambda one: one.until)
             oldest.pin.release()
             own.remove(oldest)
-        pinned = llm.cache.pin_cached(tokens, track.domain) if len(tokens) <= room else None
+        pinned = llm.cache.pin_cached(tokens, track.domain) if tokens else None
         if pinned is not None:
             own.append(TimedPin(tokens[: pinned.n_tokens], pinned, until))
 
