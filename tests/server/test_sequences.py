@@ -210,6 +210,10 @@ def test_a_saved_sequence_outlives_the_server(home):
         assert web.delete("/v1/sequences/saved/fox").json()["deleted"]
         error = ask(web, "", 404, restore="fox")
         assert "GET /v1/sequences/saved" in error["message"]
+        assert error["param"] == "restore"
+        (listed,) = (home / "sequences" / str(server.state.settings.port)).iterdir()
+        (listed / "gone.safetensors").symlink_to("nothing")  # as one that is deleted in that moment
+        assert web.get("/v1/sequences/saved").json()["data"] == []
 
 
 @pytest.mark.parametrize("name", ["../fox", ".fox", "a/b", "", "x" * 65])
@@ -378,7 +382,7 @@ def test_many_new_tokens_are_computed_once(mode):
         assert sum(map(len, server.llm().backend.batches)) <= 400 + 1 + 32
         assert read(web, name)["text"] == "x" * 20 + "y" * 400 + "x" * 280
         assert server.llm().cache.stats().held <= 700
-        assert ask(web, f"/{name}/insert", 400, at=900, text="y" * 300, mode=mode)["param"] == "start"
+        assert ask(web, f"/{name}/insert", 400, at=900, text="y" * 300, mode=mode)["param"] == "at"
 
 
 def test_texts_end_where_the_share_of_cells_does():

@@ -6,10 +6,11 @@ Open sequences and what they may hold are in own/open_sequences.py.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from secrets import randbits
@@ -24,7 +25,7 @@ from stretto.engine.types import Edit, EditMode
 from stretto.errors import SnapshotError
 from stretto.llm import LLM
 from stretto.server.generation.answer import Streamed, clamp_logprob, long_json
-from stretto.server.generation.chat import encode_chat
+from stretto.server.generation.chat import encode_chat, rename_fields
 from stretto.server.generation.fields import (
     AdapterName,
     Body,
@@ -306,7 +307,7 @@ async def create(body: CreateSequence, request: Request) -> Response:
         choose_adapter(options, generation.lease)
         salt = caller.salt or None
         if body.restore is not None:
-            path = await find_saved(request, body.restore)
+            path = await find_saved(request, body.restore, "restore")
             n_cells = path.stat().st_size // max(1, llm.backend.cell_bytes)
             await reserve_cells(generation, state, field, n_cells)
             sequence = await in_thread(state, lambda: restored(llm, path, salt))
@@ -375,15 +376,10 @@ async def list_sequences(request: Request) -> Response:
 @router.get("/v1/sequences/saved")
 async def list_saved(request: Request) -> Response:
     """The saved sequences of the caller."""
-    folder = await saved_folder(request)
-    files = sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
+    found = list_files(await saved_folder(request))
     data = [
-        {
-            "name": path.name.removesuffix(SUFFIX),
-            "bytes": path.stat().st_size,
-            "saved_at": int(path.stat().st_mtime),
-        }
-        for path in files
+        {"name": path.name.removesuffix(SUFFIX), "bytes": status.st_size, "saved_at": int(status.st_mtime)}
+        for path, status in sorted(found)
     ]
     return Json({"object": "list", "data": data})
 
@@ -463,7 +459,8 @@ async def replace(body: ReplaceTokens, request: Request) -> Response:
 @router.post("/v1/sequences/{sequence_id}/insert", openapi_extra=BY_ID)
 async def insert(body: InsertTokens, request: Request) -> Response:
     """Put text or tokens in front of a token; later ones move."""
-    return await _edit(request, body.at, body.at, body.mode, body)
+    with rename_fields({"start": "at"}):
+        return await _edit(request, body.at, body.at, body.mode, body)
 
 
 @router.post("/v1/sequences/{sequence_id}/remove", openapi_extra=BY_ID)
@@ -613,14 +610,23 @@ async def saved_folder(request: Request) -> Path:
     return Store.default().home / "sequences" / str(state.settings.port) / owner
 
 
-async def find_saved(request: Request, name: str) -> Path:
+def list_files(folder: Path) -> list[tuple[Path, os.stat_result]]:
+    """The saved sequences in a folder; others may be deleted meanwhile."""
+    found = []
+    for path in folder.glob(f"*{SUFFIX}") if folder.is_dir() else ():
+        with suppress(FileNotFoundError):
+            found.append((path, path.stat()))
+    return found
+
+
+async def find_saved(request: Request, name: str, param: str = "name") -> Path:
     """The file of a saved sequence; raises if the caller has none of this name."""
     path = (await saved_folder(request)) / f"{name}{SUFFIX}"
     if not SAVED_NAME.fullmatch(name) or not path.is_file():
         raise ApiError(
             404,
             f"there is no saved sequence {name[:64]!r} of yours; GET /v1/sequences/saved lists them",
-            param="name",
+            param=param,
             code="not_found",
         )
     return path
@@ -651,8 +657,8 @@ async def save(body: SaveSequence, request: Request) -> Response:
             with explain_disk_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 folder.parent.chmod(0o700)  # it holds what callers have asked
-                others = [one for one in folder.glob(f"*{SUFFIX}") if one != path]
-                held = sum(one.stat().st_size for one in others)
+                others = [status for one, status in list_files(folder) if one != path]
+                held = sum(status.st_size for status in others)
                 for value, most, unit in (
                     (len(others) + 1, limits.saved_sequences, "saved sequences"),
                     (held + n_bytes, limits.saved_bytes, "bytes of saved sequences"),
