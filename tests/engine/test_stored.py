@@ -16,7 +16,9 @@ from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache.disk import BLOCK_TOKENS, HEAD_BYTES, DiskStore
 from stretto.cache.prefix import COMMON
+from stretto.engine.scheduler import Scheduler
 from stretto.engine.stored import StoredPrefixes
+from stretto.errors import QueueFull
 from stretto.llm import LLM
 from stretto.loading.disk_cache import describe_computation
 from stretto.testing import byte_tokenizer, mock_llm
@@ -339,6 +341,32 @@ def test_blocks_of_a_prompt_that_is_asked_again_and_again_stay(folder):
     store = DiskStore(folder)
     root = store.root("model, adapters None")
     assert all(store.has(root, key) for key in store.chain(root, TOKENS[:128]))
+
+
+def test_nothing_is_read_for_a_request_that_is_refused(folder, monkeypatch):
+    with keep(tiny_llm(), folder) as first:
+        first.generate(TOKENS, **GREEDY)
+    with keep(tiny_llm(), folder) as second:
+        with monkeypatch.context() as patch:
+            patch.setattr(Scheduler, "has_room", False)
+            with pytest.raises(QueueFull):
+                second.generate(TOKENS, **GREEDY)
+        assert (second.metrics.refused, stored_tokens(second)) == (1, 0)
+        assert second.generate(TOKENS, **GREEDY).usage.cached_tokens == 256
+
+
+def test_a_sequence_with_cells_is_not_looked_for(folder, monkeypatch):
+    asked = []
+    has = DiskStore.has
+    monkeypatch.setattr(DiskStore, "has", lambda self, *what: asked.append(what) or has(self, *what))
+    with keep(tiny_llm(), folder) as first:
+        first.generate(TOKENS, **GREEDY)
+    with keep(tiny_llm(), folder) as second, second.sequence(TOKENS) as sequence:
+        sequence.step(temperature=0)
+        asked.clear()
+        for _ in range(3):
+            sequence.step(temperature=0)
+        assert not asked
 
 
 def test_forgetting_waits_for_no_other_process(folder, monkeypatch):

@@ -156,7 +156,10 @@ class Engine:
 
     def add(self, *requests: AnyRequest) -> None:
         """Queue the requests of a call, all or none; they run from the next step on."""
-        if self.stored is not None:
+        if self.stored is not None and requests:
+            with self.arrivals.arriving(), self.lock:  # nothing is read for requests that are refused
+                self.runner.check_open()
+                self.scheduler.check_room(requests)
             sources = [
                 one for request in requests if request.decoder.reuses_prefix for one in request.sources
             ]

@@ -120,16 +120,8 @@ class Scheduler:
         """Put the requests of a call into the queue, behind those of their priority."""
         if not requests:
             return
-        if not self.has_room:
-            self.sweep()
+        self.check_room(requests)
         share = requests[0].share
-        if not (self._has_room_for(share) or all(request.urgent for request in requests)):
-            self._runner.metrics.refused += 1
-            n, most = self._n_calls, self.limits.max_queue
-            raise QueueFull(
-                f"{n} requests wait already, and max_queue is {most}; try again later", n_waiting=n
-            )
-        check_cells(requests, self._present)
         self.turns.enter(share, self._present)
         for request in requests:
             insort(self.waiting, request, key=_order)
@@ -138,6 +130,18 @@ class Scheduler:
                 one.queued = not one.urgent
                 one.changes = self.changes
                 self._runner.metrics.added += one.queued
+
+    def check_room(self, requests: tuple[AnyRequest, ...]) -> None:
+        """Raise if a call finds no room in the queue, or wants more cells than its owner has."""
+        if not self.has_room:
+            self.sweep()
+        if not (self._has_room_for(requests[0].share) or all(request.urgent for request in requests)):
+            self._runner.metrics.refused += 1
+            n, most = self._n_calls, self.limits.max_queue
+            raise QueueFull(
+                f"{n} requests wait already, and max_queue is {most}; try again later", n_waiting=n
+            )
+        check_cells(requests, self._present)
 
     @property
     def begun(self) -> list[AnyRequest]:

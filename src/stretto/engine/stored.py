@@ -116,6 +116,8 @@ class StoredPrefixes:
             return
         if track.checkpoints is not None:  # a state that can be kept, behind the last whole block
             track.checkpoints.want((len(items) - TAIL_TOKENS) // BLOCK_TOKENS * BLOCK_TOKENS)
+        if track.n_placed:  # it takes no other cells
+            return
         root = self._root(domain)
         keys = self._find(root, items, n)
         if not keys or not self._loading.acquire(blocking=not self._is_inside):
