@@ -10,6 +10,7 @@ from recurrent_mock import recurrent_llm
 from stretto.backends.native import NativeBackend
 from stretto.cache.disk import DiskStore
 from stretto.engine.edited import find_runs
+from stretto.engine.engine import Engine
 from stretto.errors import InvalidRequest
 from stretto.llm import LLM
 from stretto.testing import byte_tokenizer
@@ -68,6 +69,26 @@ def test_runs_of_repeated_tokens_take_linear_time():
     runs = find_runs([*TEXT, *same], [*TEXT, 7, *same, 8, *same])
     assert time.thread_time() - begun < 2  # searched one by one, the places of an anchor take many seconds
     assert [tuple(run) for run in runs] == [(0, 0, 600), (608, 601, 79_992)]
+
+
+@pytest.mark.parametrize("mode", ["shift", "heal"])
+def test_edits_with_more_new_tokens_than_a_pass_takes_are_computed_in_turns(llm, mode, monkeypatch):
+    at_once = []
+    compute = Engine.compute
+
+    def counted(self, tracks):
+        several = list(tracks)
+        at_once.extend(track.n_pending for track in several)
+        compute(self, several)
+
+    monkeypatch.setattr(Engine, "compute", counted)
+    llm.engine.runner.chunk = 100
+    new = [*CUT[:300], *TEXT[:99], *CUT[300:]]  # where it leaves the cached text for the second time
+    llm.generate(TEXT, **GREEDY)
+    result = llm.generate(new, edits=mode, **GREEDY)
+    assert result.usage.edit_mode == mode  # of the first edit
+    assert 0 < max(at_once) <= 100
+    assert len(new) - result.usage.cached_tokens >= 99 + len(CUT) - 300
 
 
 @pytest.mark.parametrize("mode", ["shift", "heal"])

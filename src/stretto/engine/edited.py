@@ -22,6 +22,7 @@ from stretto.engine import editing
 from stretto.engine.pool import MIN_COMMON_TOKENS
 from stretto.engine.runner import Runner
 from stretto.engine.track import Track
+from stretto.engine.types import EditMode
 from stretto.errors import CacheFull, ContextOverflow
 from stretto.sampling.sampler import RandomStream
 
@@ -69,6 +70,19 @@ def find_runs(old: Sequence[int], new: Sequence[int]) -> list[Run]:
     return runs
 
 
+def _within_a_pass(runs: list[Run], mode: EditMode, most: int) -> list[Run]:
+    """The first runs, with no more tokens to compute for the edits between them than one pass takes.
+
+    All other requests wait while they are computed; behind those runs the prompt is computed in turns.
+    """
+    n = 0
+    for number, (before, after) in enumerate(pairwise(runs), 1):
+        n += after.new - before.new - before.n + (editing.HEAL_NEXT_TOKENS if mode == "heal" else 0)
+        if n > most:
+            return runs[:number]
+    return runs
+
+
 def _as_bytes(tokens: Sequence[int]) -> bytes:
     return np.array(tokens, np.int32).tobytes()
 
@@ -88,6 +102,7 @@ def reuse_edited(runner: Runner, track: Track, compute: editing.Compute) -> None
     n_saved, entry, runs = match.n + MIN_SAVED_TOKENS - 1, None, [Run(0, 0, 0)]
     for other in _nearest(runner, items, track.domain):
         found = find_runs(other.items, items)  # type: ignore[arg-type]  # without images they are tokens
+        found = _within_a_pass(found, mode, runner.chunk)
         if mode == "heal":
             while len(found) > 1 and found[-1].n <= HEALED_TOKENS:
                 found.pop()
