@@ -20,6 +20,7 @@ from stretto.engine.scheduler import Scheduler
 from stretto.engine.stored import StoredPrefixes
 from stretto.errors import QueueFull
 from stretto.llm import LLM
+from stretto.loading import disk_cache
 from stretto.loading.disk_cache import describe_computation
 from stretto.testing import byte_tokenizer, mock_llm
 from tiny_models import tiny_file, tiny_spec
@@ -180,6 +181,19 @@ def test_the_identity_names_all_that_bits_depend_on(monkeypatch):
     for kind, name in others:
         with tiny_llm(kind, name) as other:
             assert identity(other) != wanted
+
+
+def test_the_identity_depends_on_all_code_that_makes_numbers(monkeypatch):
+    read, read_bytes = [], Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or read_bytes(path))
+    before = disk_cache._hash_code.__wrapped__()
+    package = Path(disk_cache.__file__).parents[1]
+    folders = {path.relative_to(package).parts[0] for path in read if path.suffix == ".py"}
+    assert folders >= {"audio", "backends", "loading", "models", "quantize", "vision", "weights"}
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda path: read_bytes(path) + b"#" * (path.parent.name == "quantize")
+    )
+    assert disk_cache._hash_code.__wrapped__() != before  # which weights a mix gives is Python code
 
 
 @pytest.mark.parametrize("number", [0, 1, 3])

@@ -478,7 +478,7 @@ def test_sequences_of_an_unloaded_model_are_gone():
         ("/ID/append", {"tokens": [1 << 20]}, "tokens"),
         ("/ID/replace", {"start": 5, "stop": 3, "text": "X"}, "start"),
         ("/ID/replace", {"start": 5, "stop": 7, "text": "X", "mode": "quick"}, "mode"),
-        ("/ID/insert", {"at": 500, "text": "X"}, "start"),
+        ("/ID/insert", {"at": 500, "text": "X"}, "at"),
         ("/ID/remove", {"start": 1}, "stop"),
         ("/ID/score", {"continuations": []}, "continuations"),
         ("/ID/score", {"continuations": [""]}, "continuations"),

@@ -20,7 +20,15 @@ from stretto.options.loading import BY_NAME
 from stretto.weights import hub
 
 EXACT = ("native", "reference", "torch")  # backends whose cells do not depend on what else is in a batch
-COMPUTING = ("audio", "backends", "models", "vision", "weights")  # folders of the package
+COMPUTING = (
+    "audio",
+    "backends",
+    "loading",
+    "models",
+    "quantize",
+    "vision",
+    "weights",
+)  # folders of the package
 LIBRARIES = ("numpy", "torch", "triton")
 
 
@@ -83,7 +91,7 @@ def _device_name(backend: Backend) -> str:
 
 @cache
 def _hash_code() -> str:
-    """The hash of the native core and of the Python code that reads weights and computes with them."""
+    """The hash of the native core and of the Python code that makes weights and computes with them."""
     package, digest = Path(__file__).parents[1], sha256()
     files = [path for folder in COMPUTING for path in (package / folder).rglob("*")]
     sources = [path for path in files if path.is_file() and path.suffix not in (".pyc", ".pyo")]
