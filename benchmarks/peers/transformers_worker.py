@@ -1,6 +1,6 @@
 """Scores texts with transformers, on the weights of a GGUF file dequantised by transformers itself.
 
-`agreement.py` starts it, in an environment with torch, transformers and gguf.
+`agreement.py` starts it, in an environment with torch, transformers, accelerate and gguf.
 """
 
 import os

@@ -19,6 +19,7 @@ GIVEN: dict[str, dict[str, tuple[str, ...]]] = {
         "docs/explanation/security.md": ("60 s", "10 s", "120 s", "5 s", "2 s"),
         "docs/explanation/threads.md": ("5 µs", "30 ms", "60 %", "1 s"),
         "docs/how-to/deploy.md": ("10 seconds",),
+        "docs/how-to/evaluation.md": ("30 seconds", "10 seconds"),
         "docs/how-to/export.md": ("1.5 GB",),
         "docs/reference/grammars.md": ("5 seconds",),
         "docs/how-to/tasks/read.md": ("736",),
