@@ -2,9 +2,10 @@
 
     python benchmarks/agreement.py qwen2.5-coder-0.5b --peer PEER/bin/python
 
-PEER has torch, transformers, accelerate and gguf; transformers runs the file's weights dequantised to float32. llama.cpp
-is shown if llama-cpp-python is installed here (`backend="llamacpp"`). All engines get the same tokens, and
-`stretto eval`'s scoring. Answers are kept in a folder (--answers): a run that was interrupted goes on.
+PEER has torch, transformers, accelerate and gguf; transformers runs the file's weights dequantised to
+float32. llama.cpp is shown if llama-cpp-python is installed here (`backend="llamacpp"`). All engines get the
+same tokens, and `stretto eval`'s scoring. Answers are kept in a folder (--answers): a run that was
+interrupted goes on.
 """
 
 import argparse

@@ -1,8 +1,10 @@
 """A tour of larger models that can write: Qwen2.5-Coder 1.5B, and 0.5B as its draft model."""
 
 import json
+from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 
 import stretto
@@ -19,6 +21,7 @@ WEATHER = {
     },
 }
 LISBON = [{"role": "user", "content": "What is the weather in Lisbon right now?"}]
+GOLDEN = Path(__file__).parent.parent / "data" / "golden" / "qwen2.5-coder-1.5b-instruct-q4_k_m.json"
 FIBONACCI = "def fibonacci(n):\n    "
 
 
@@ -26,6 +29,18 @@ FIBONACCI = "def fibonacci(n):\n    "
 def coder(coder_path):
     with stretto.load(coder_path, threads=2) as llm:
         yield llm
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize(("precision", "most"), [("standard", 0.05), ("high", 0.002)])
+def test_its_log_probabilities_are_near_to_exact_ones(coder_path, precision, most):
+    """Of transformers in float32 (scripts/make_coder_golden.py)."""
+    texts = json.loads(GOLDEN.read_text("utf-8"))["score"].values()
+    with stretto.load(coder_path, threads=2, cells=256, precision=precision) as llm:
+        for text in texts:
+            assert llm.tokenizer.encode(text["text"], special=True) == text["ids"]
+        far = np.concatenate([np.abs(llm.score(text["ids"]) - text["logprobs"]) for text in texts])
+    assert far.mean() <= most
 
 
 def test_it_writes_programs(coder):
