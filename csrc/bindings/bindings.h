@@ -76,5 +76,6 @@ void bind_recurrent(nb::module_& ops);
 void bind_vision(nb::module_& m);
 void bind_device_plan(nb::module_& m);
 void bind_onnx(nb::module_& m);
+void bind_experts(nb::module_& m);
 
 }  // namespace stretto

@@ -20,6 +20,7 @@ NB_MODULE(_native, m) {
     stretto::bind_vision(m);
     stretto::bind_device_plan(m);
     stretto::bind_onnx(m);
+    stretto::bind_experts(m);
     m.def("finish_unlocked", &stretto::finish_unlocked, nanobind::arg("seconds"),
           "Wait until no native code runs in other threads; what comes later keeps the interpreter's lock.");
     // Registered first, so it runs last.

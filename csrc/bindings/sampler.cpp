@@ -42,17 +42,17 @@ double log_probability_of(Input1<float> logits, size_t token) {
     return log_probability(logits.data(), logits.shape(0), token);
 }
 
-using Numbers = std::tuple<float, size_t, double, double>;  // temperature, top-k, top-p, min-p
+using ChainNumbers = std::tuple<float, size_t, double, double>;  // temperature, top-k, top-p, min-p
 using Token = std::pair<int, double>;
 
-SamplerParams params_of(const Numbers& numbers) {
+SamplerParams params_of(const ChainNumbers& numbers) {
     SamplerParams params;
     std::tie(params.temperature, params.top_k, params.top_p, params.min_p) = numbers;
     check_params(params);
     return params;
 }
 
-std::vector<Token> draw_rows(const std::vector<Input1<float>>& rows, const Numbers& numbers,
+std::vector<Token> draw_rows(const std::vector<Input1<float>>& rows, const ChainNumbers& numbers,
                              const std::vector<double>& uniforms, Decoder* decoder) {
     const size_t n = rows.empty() ? 1 : rows[0].shape(0);
     check_row_length(n);
@@ -72,7 +72,7 @@ std::vector<Token> draw_rows(const std::vector<Input1<float>>& rows, const Numbe
     return tokens;
 }
 
-std::vector<int> sample_rows(Input2<float> rows, const std::vector<Numbers>& numbers,
+std::vector<int> sample_rows(Input2<float> rows, const std::vector<ChainNumbers>& numbers,
                              const std::vector<double>& uniforms, Decoder* decoder) {
     const size_t count = rows.shape(0), n = rows.shape(1);
     check_row_length(n);

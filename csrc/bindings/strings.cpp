@@ -65,9 +65,9 @@ nb::list read_strings(const Input1<uint8_t>& data, size_t offset, size_t count) 
 }
 
 // The numbers of strings that are not empty, by their bytes.
-class Numbers {
+class TokenNumbers {
 public:
-    explicit Numbers(size_t count) {
+    explicit TokenNumbers(size_t count) {
         size_t size = 16;
         while (size < 2 * count) size *= 2;
         slots_.assign(size, -1);
@@ -116,7 +116,7 @@ std::optional<Array2<int32_t>> merge_ids(const Input1<uint8_t>& data, size_t tok
         Unlocked unlocked;
         const char* text;
         size_t length;
-        Numbers numbers(n_tokens);
+        TokenNumbers numbers(n_tokens);
         Walk tokens(data, tokens_at);
         for (size_t i = 0; i < n_tokens; ++i) {
             if (!tokens.next(&text, &length) || !numbers.add({text, length})) return none;

@@ -48,6 +48,9 @@ struct Input {
     ChangeRows change;                    // of the taps that change them
 };
 
+// In place of an expert: the row is padding, and its result 0.
+constexpr int32_t kNoExpert = -1;
+
 class Decoder {
 public:
     Decoder(Config config, size_t n_cells, CacheType cache, Precision precision, int threads, const Kernels* kernels,
@@ -117,6 +120,10 @@ public:
     void forward(const Input& input, float* out, bool hidden, float* peaks = nullptr);
     // Rows of pooled hidden states times one of Config::projections, with what comes behind it: [n][its rows].
     void project(size_t projection, const float* x, size_t n, float* out);
+    // The weighted sum of the chosen experts of a layer, [n][n_embd], for rows that are normalised and routed elsewhere: [n]
+    // [n_embd] and [n][n_used]. A row has the same bits whatever the others are. False, and nothing is computed, where a choice
+    // is no expert; a row whose choices are all kNoExpert is left out.
+    bool mix_experts(size_t layer, const float* rows, const int32_t* chosen, const float* weights, size_t n, float* out);
     // What the probed cells received in the last pass: [n][probes], the mean over layers and heads.
     const std::vector<float>& received() const { return received_; }
     // The attention of the watched rows in the last pass, row after row: [n_layer][most heads][length of the row].
@@ -147,6 +154,12 @@ private:
         Matrix* matrix;
         Matrix packed;
         std::shared_ptr<void> owner;
+    };
+    // Rows from outside, and which of them are no padding.
+    struct GivenRows {
+        const float* rows;
+        std::vector<size_t> live;
+        float* out;
     };
     struct Plan;    // what one forward pass works on, in plan.h
     struct Thread;  // what each thread has of its own

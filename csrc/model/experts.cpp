@@ -167,7 +167,6 @@ const float* Decoder::Walk::renormalize(const ExpertsConfig& c, const Norm& norm
 void Decoder::Walk::experts(size_t layer) {
     const ExpertsConfig& c = c_.layers[layer].experts;
     const ExpertWeights& w = d_.layers_[layer].experts;
-    const size_t n_ff = c.expert.n_ff, n_embd = c_.n_embd, each = columns_of(d_.precision_);
     if (!c.routing.early) {
         product(w.router.matrix, renormalize(c, w.router_norm), n_, plan_.scores, quantized_);
         meet();
@@ -178,6 +177,14 @@ void Decoder::Walk::experts(size_t layer) {
     float* weights = alone_ ? own_weights.data() : plan_.chosen_weights;
     route(layer, chosen, weights);
     if (!input_.taps.empty()) show_experts(layer, chosen, weights);
+    mix(layer, chosen, weights);
+}
+
+// What the chosen experts make of the normalised rows, which are quantised, and the shared one, into the thread's `sum_`.
+void Decoder::Walk::mix(size_t layer, const int32_t* chosen, const float* weights) {
+    const ExpertsConfig& c = c_.layers[layer].experts;
+    const ExpertWeights& w = d_.layers_[layer].experts;
+    const size_t n_ff = c.expert.n_ff, n_embd = c_.n_embd, each = columns_of(d_.precision_);
     group_rows(c, chosen);
     for (size_t g = thread_; g < groups_.size(); g += n_threads_) {
         for (const auto* matrices : {&w.gates, &w.ups, &w.downs}) fetch(*matrices, groups_[g].index);
@@ -284,6 +291,55 @@ void Decoder::Walk::combine(size_t layer, const int32_t* chosen, const float* we
             for (size_t i = 0; i < n; ++i) sum[i] += factor * (bias ? out[i] + bias[i] : out[i]);
         }
     }
+}
+
+void Decoder::Walk::mix_given(size_t layer, const GivenRows& given) {
+    task_ = kLayerTasks * layer;
+    for (size_t row = first_; row < last_; ++row) {
+        std::memcpy(row_of(normed_, row), given.rows + given.live[row] * c_.n_embd, c_.n_embd * sizeof(float));
+    }
+    quantize(normed_, c_.n_embd);
+    mix(layer, plan_.chosen, plan_.chosen_weights);
+    for (size_t row = first_; row < last_ && (!alone_ || thread_ == 0); ++row) {
+        std::memcpy(given.out + given.live[row] * c_.n_embd, row_of(sum_, row), c_.n_embd * sizeof(float));
+    }
+}
+
+bool Decoder::mix_experts(size_t layer, const float* rows, const int32_t* chosen, const float* weights, size_t n, float* out) {
+    const ExpertsConfig& c = config_.layers[layer].experts;
+    const size_t n_used = c.routing.n_used;
+    std::fill(out, out + n * config_.n_embd, 0.0f);
+    GivenRows given{rows, {}, out};
+    for (size_t row = 0; row < n; ++row) {
+        const int32_t* its = chosen + row * n_used;
+        const auto is_none = [](int32_t e) { return e == kNoExpert; };
+        const auto is_one = [&](int32_t e) { return e >= 0 && static_cast<size_t>(e) < c.n_expert; };
+        if (std::all_of(its, its + n_used, is_none)) continue;
+        if (!std::all_of(its, its + n_used, is_one)) return false;
+        given.live.push_back(row);
+    }
+    if (given.live.empty()) return true;
+    const Turn turn(&pool_);
+    has_passed_ = true;
+    Input input{};
+    input.n = given.live.size();
+    Plan plan;
+    plan.input = &input;
+    plan.most = widths_;
+    plan.alone = input.n == 1;
+    plan.split.assign(layers_.size(), 0);
+    plan.spans = 1;
+    plan.out = out;
+    plan.hidden = true;
+    carve(plan);
+    plan.cursors = Cursors(layers_.size() * kLayerTasks + kOtherTasks, pool_.size());
+    for (size_t row = 0; row < input.n; ++row) {
+        std::copy_n(chosen + given.live[row] * n_used, n_used, plan.chosen + row * n_used);
+        std::copy_n(weights + given.live[row] * n_used, n_used, plan.chosen_weights + row * n_used);
+    }
+    const auto job = [&](int thread) { Walk(*this, plan, thread).mix_given(layer, given); };
+    pool_.run(job, Measured::kYes, input.n);
+    return true;
 }
 
 }  // namespace stretto

@@ -16,6 +16,8 @@ public:
     void layer(size_t index);
     void add_features(size_t index);
     void steer(size_t index);  // adds adapters' vectors
+    // What experts make of rows from outside.
+    void mix_given(size_t layer, const GivenRows& given);
     // Shows rows at a site to those who have asked for them.
     void show(size_t layer, Site site, float* rows);
     float* residual() const { return x_; }
@@ -156,6 +158,7 @@ private:
     void activate(const DenseConfig& config, const float* gate_bias, const float* up_bias, float limit, float alpha, float* gate,
                   float* up, size_t n) const;
     void experts(size_t layer);
+    void mix(size_t layer, const int32_t* chosen, const float* weights);
     const float* renormalize(const ExpertsConfig& config, const Norm& norm);
     void route(size_t layer, int32_t* chosen, float* weights);
     void group_rows(const ExpertsConfig& config, const int32_t* chosen);

@@ -73,6 +73,25 @@ class OnnxMatrix:
         kernels: str = "",
     ) -> None: ...
 
+expert_function: int
+
+def expert_failures() -> int: ...
+
+class ExpertTask:
+    address: int
+
+    def __init__(
+        self,
+        decoder: Decoder | None,
+        layer: int,
+        rows: NDArray[np.float32],
+        chosen: NDArray[np.int32],
+        weights: NDArray[np.float32],
+        out: NDArray[np.float32],
+    ) -> None: ...
+    def run(self) -> None: ...
+    def take_failure(self) -> bool: ...
+
 class Mixture:
     error: int
 
