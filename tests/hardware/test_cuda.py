@@ -20,6 +20,8 @@ class Library:
             "nvmlDeviceGetUUID": lambda handle, text, size: self.write(handle, text, "GPU-"),
             "nvmlDeviceGetMemoryInfo": memory,
             "nvmlDeviceGetCudaComputeCapability": lambda handle, a, b: put(a, 9) or put(b, 0),
+            "nvmlDeviceGetMemoryBusWidth": lambda handle, bits: put(bits, 6144),
+            "nvmlDeviceGetMaxClockInfo": lambda handle, kind, clock: put(clock, 3201 if kind == 2 else 1980),
         }[name]
 
     def write(self, handle, text, prefix):
@@ -43,7 +45,7 @@ def names(visible=None, broken=()):
 
 def test_devices_are_named_in_order():
     first, second = ask(Library(["NVIDIA H200", "NVIDIA A100"]))
-    assert first == CudaDevice("NVIDIA H200", 150 << 30, (9, 0))
+    assert first == CudaDevice("NVIDIA H200", 150 << 30, (9, 0), 2 * 3201e6 * 6144 / 8)
     assert second.name == "NVIDIA A100"
 
 
@@ -65,3 +67,14 @@ def test_only_visible_devices_count(visible, expected):
 
 def test_another_library_of_that_name_is_none():
     assert ask(object()) == ()
+
+
+def test_a_library_that_knows_no_bandwidth_says_none():
+    class Old(Library):
+        def __getattr__(self, name):
+            if name == "nvmlDeviceGetMemoryBusWidth":
+                raise AttributeError(name)
+            return super().__getattr__(name)
+
+    (device,) = ask(Old(["NVIDIA A100"]))
+    assert device.bandwidth == 0

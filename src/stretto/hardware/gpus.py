@@ -70,16 +70,21 @@ def _mebibytes(word: str) -> int | None:
 # counts, as it does for the programs. A machine without the library, or without a driver, has none.
 
 _TEXT_BYTES = 96
+_MEMORY_CLOCK = 2  # of nvmlClockType_t
 _LIBRARY = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
 
 
 @dataclass(frozen=True)
 class CudaDevice:
-    """A GPU: its memory in bytes, and its compute capability, as (9, 0)."""
+    """A GPU: its memory in bytes, its compute capability, as (9, 0), and its memory's bandwidth.
+
+    `bandwidth` is in bytes a second, by clock and width of the memory's bus; 0 where the driver does not say.
+    """
 
     name: str
     memory_total: int
     capability: tuple[int, int]
+    bandwidth: float = 0.0
 
 
 class _Memory(ctypes.Structure):
@@ -128,7 +133,20 @@ def _device(library: Any, index: int) -> tuple[str, CudaDevice] | None:
     if failed:
         return None
     words = name.value.decode("utf-8", "replace")
-    return uuid.value.decode("utf-8", "replace"), CudaDevice(words, memory.total, (major.value, minor.value))
+    device = CudaDevice(words, memory.total, (major.value, minor.value), _bandwidth(library, handle))
+    return uuid.value.decode("utf-8", "replace"), device
+
+
+def _bandwidth(library: Any, handle: Any) -> float:
+    """Bytes a second of a device's memory, which gives two words a clock; 0 if it does not say."""
+    bits, megahertz = ctypes.c_uint(), ctypes.c_uint()
+    try:
+        failed = library.nvmlDeviceGetMemoryBusWidth(handle, ctypes.byref(bits)) or (
+            library.nvmlDeviceGetMaxClockInfo(handle, _MEMORY_CLOCK, ctypes.byref(megahertz))
+        )
+    except AttributeError:  # an older library
+        return 0.0
+    return 0.0 if failed else 2e6 * megahertz.value * bits.value / 8
 
 
 def _chosen(known: list[tuple[str, CudaDevice]], visible: str) -> list[tuple[str, CudaDevice]]:
