@@ -107,7 +107,7 @@ class Loader:
         if large:
             options.pop("quantize", None)
         if options.pop("device", "auto") != "auto" or options.get("cells") == "auto":
-            for option in ("kv", "exact", "cells"):
+            for option in ("kv", "exact", "cells", "experts", "gpu_memory"):
                 options.pop(option, None)
         if large and str(options.get("vision", "")).startswith("hf:"):
             options["vision"] = "sketch"

@@ -26,10 +26,11 @@ LOADERS = {
     "Settings",
 }
 TASKS = ("embed", "rerank", "classify", "detect", "segment", "read", "transcribe")
+PLACING = ("experts", "gpu_memory")
 FEWER = {  # commands that load a model, and the options of loading that do not apply to them
-    **{task: {"backend", "cells", "kv", "precision", "repack"} for task in TASKS},  # models of other kinds
-    "imatrix": {"backend", "device", "cells", "kv", "precision", "repack"},  # native, for one pass of a chunk
-    "devices": {"backend", "device", "cells", "kv", "precision", "repack"},  # it tries all of them
+    **{task: {"backend", "cells", "kv", "precision", "repack", *PLACING} for task in TASKS},  # of other kinds
+    "imatrix": {"backend", "device", "cells", "kv", "precision", "repack", *PLACING},  # native, by chunks
+    "devices": {"backend", "device", "cells", "kv", "precision", "repack", *PLACING},  # it tries all of them
     "perplexity": {"cells"},  # as many as a window has
     "loops": {"cells"},  # as many as are decoded
     "up": {"threads", "repack"},  # a share of the cores; share_weights

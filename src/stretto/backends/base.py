@@ -480,6 +480,14 @@ class BackendOptions:
     memory: int | None = field(default=None, compare=False)  # bytes that are free, where that is known
     auto_cells: bool = False  # a GPU has as many cells as fit, and others `cells`
     beside: int = 0  # bytes that an image encoder will take on the same GPU
+    experts: str | int | tuple[str, ...] | None = None  # which of them a CPU computes beside a GPU
+    gpu_memory: int | None = None  # bytes that a GPU may give at most
+    cpu_speed: float = field(default=0.0, compare=False)  # bytes a second that the CPU reads, if known
+
+    @property
+    def places(self) -> bool:
+        """Whether the caller said something about where a model is to be."""
+        return self.experts is not None or self.gpu_memory is not None
 
     def n_slots(self, slot_bytes: int) -> int:
         """How many slots a model with recurrent layers gets, whose states take so many bytes each.

@@ -71,6 +71,7 @@ class BackendEntry:
     files: tuple[str, ...] = ("gguf",)
     refuses: Callable[[GGUF, ModelSpec], str] = _refuses_nothing  # why it cannot run a model, "" if it can
     by_name: tuple[str, ...] = ()  # devices that it serves only where `backend=` names it
+    places: bool = False  # it divides a model between GPU and CPU
 
     def serves(self, device: str, named: bool) -> bool:
         """Whether it serves a device, named by the caller or chosen among all."""
@@ -203,6 +204,7 @@ BUILT_IN = (
         missing=_torch_missing,
         version=_torch_version,
         by_name=("cpu",),
+        places=True,
     ),
 )
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from stretto.loading.place import DevicePlan
     from stretto.models import ModelSpec
     from stretto.models.missing import Lack
     from stretto.weights.gguf import GGUF
@@ -28,6 +29,7 @@ _MAX_CHARS = 60  # characters of a string that are shown
 _MAX_ELEMENTS = 6  # elements of an array that are shown
 
 
+@o.flags("inspect")
 def inspect(
     name: Annotated[
         str | None,
@@ -40,16 +42,61 @@ def inspect(
     model: o.NeededModel = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, nothing cut.")] = False,
+    placement: Annotated[
+        bool,
+        typer.Option(
+            "--placement",
+            help="Show what would be on a GPU and what on the CPU, and the speed that the bandwidths allow.",
+        ),
+    ] = False,
+    gpu_bandwidth: Annotated[
+        float | None,
+        typer.Option(
+            "--gpu-bandwidth", metavar="GB/S", min=1e-3, help="What the GPU reads (default: its own)."
+        ),
+    ] = None,
+    cpu_bandwidth: Annotated[
+        float | None,
+        typer.Option(
+            "--cpu-bandwidth", metavar="GB/S", min=1e-3, help="What the CPU reads (default: measured)."
+        ),
+    ] = None,
+    **options: Any,
 ) -> None:
     """Show a model's metadata, tensors, formats, and the memory that loading it needs."""
     from stretto.weights.folder import open_weights
 
     model, _ = model_and_files((name,), model, "inspect MODEL", has_default=False)
+    speeds = tuple(1e9 * (each or 0.0) for each in (gpu_bandwidth, cpu_bandwidth))
     with _path_of(model) as (path, shown), open_weights(path) as file:
-        if as_json:
+        if placement:
+            _show_placement(_plan(file, options, *speeds), as_json)
+        elif as_json:
             print_json(_document(file) | ({"path": shown, "files": [shown]} if shown else {}))
         else:
             _show(file, tensors, shown)
+
+
+def _plan(file: GGUF, options: dict[str, Any], gpu_bandwidth: float, cpu_bandwidth: float) -> DevicePlan:
+    """What would be where, by the options that were given."""
+    from stretto.loading.place import plan_file
+    from stretto.models import read_spec
+    from stretto.options.loading import LOAD, LoadOptions
+
+    return plan_file(
+        file, read_spec(file), LoadOptions(**o.select_given(options, LOAD)), gpu_bandwidth, cpu_bandwidth
+    )
+
+
+def _show_placement(plan: DevicePlan, as_json: bool) -> None:
+    if as_json:
+        print_json(plan.as_data())
+        return
+    made = table("", "where", "memory", "read a token", right=("memory", "read a token"))
+    for what, where, nbytes, read in plan.rows:
+        made.add_row(what, where, size(nbytes), "" if read is None else size(read))
+    console().print(made)
+    console().print(plan.summary, soft_wrap=True)
 
 
 @contextmanager

@@ -256,6 +256,7 @@ SPELLINGS = {
         "all processes map.",
         lambda value, is_given: REPACK.get(value, value),
     ),
+    "experts": Spelling(str, "auto|cpu|N|PATTERN,…", read=lambda value, is_given: _read_experts(value)),
     "threshold": Spelling(float, None, "Keep every token at least so probable."),
     "mode": Spelling(Literal["isolated", "visible"], None, "Whether the tokens of a set see each other."),
 }
@@ -310,6 +311,13 @@ def _parameter(option: Option, default: Any) -> Parameter:
     )
     annotation: Any = Annotated[Optional[kind] if default is None else kind, info]  # noqa: UP045
     return Parameter(option.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _read_experts(text: str | None) -> str | int | list[str] | None:
+    """A word, a number of layers, or patterns with commas between them."""
+    if text is None or text in ("auto", "cpu", ""):
+        return text
+    return int(text) if text.isdecimal() else text.split(",")
 
 
 def _is_integer(text: str) -> bool:

@@ -85,6 +85,8 @@ class DeploySettings(_Fields):
     cells: int | Literal["auto"] = setting("cells")
     kv: CacheType = setting("kv")
     precision: Precision = setting("precision")
+    experts: str | int | tuple[str, ...] | None = setting("experts")
+    gpu_memory: int | None = setting("gpu_memory")
     backend: str = setting("backend")
     device: str = setting("device")
     share_weights: bool = Field(

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from stretto.backends import registry
 from stretto.backends.base import AUTOMATIC, Backend, BackendOptions
+from stretto.backends.placement import DevicePlan
 from stretto.backends.registry import BREADTH, FIRST, ORACLE, BackendEntry
 from stretto.errors import InvalidRequest, ModelError, Unsupported, UnsupportedModel
 from stretto.hardware import cpu_name, total_memory
@@ -48,6 +49,7 @@ TIER_WORDS = {
     ORACLE: "slow, for comparisons; chosen only if nothing else can run the model",
 }
 
+PLACING = ("experts", "gpu_memory")  # options of GPUs
 Pair = tuple[BackendEntry, str]  # a backend and a device
 State = Literal["chosen", "possible", "refused"]
 
@@ -87,6 +89,7 @@ class Route:
     """
 
     options: tuple[Alternative, ...]
+    placement: DevicePlan | None = None  # what is on the GPU and what on the CPU, where that was asked for
 
     @property
     def chosen(self) -> Alternative:
@@ -118,7 +121,8 @@ class Route:
         return [dict(vars(each)) for each in self.options]
 
     def __str__(self) -> str:
-        return "\n  ".join(map(str, (self.chosen, *self.others)))
+        placed = () if self.placement is None else str(self.placement).split("\n")
+        return "\n  ".join(map(str, (self.chosen, *placed, *self.others)))
 
 
 # -- candidates --
@@ -155,6 +159,17 @@ def find_pairs(kind: Kind, options: LoadOptions) -> list[Pair]:
         raise Unsupported(
             f"kv={options.kv!r} needs device='cuda'; a CPU has f16, q8 and f32", param="kv", value=options.kv
         )
+    if placing := [name for name in PLACING if getattr(options, name) is not None]:
+        pairs = [(entry, device) for entry, device in pairs if entry.places]
+        lacks = [entry.missing(device) for entry, device in pairs]
+        if all(lacks):
+            why = lacks[0] if lacks else "that needs device='cuda' and a GGUF file or a folder of safetensors"
+            raise Unsupported(
+                f"{placing[0]}= says what a GPU holds and what the CPU: {why}; without it the CPU runs the "
+                "model",
+                param=placing[0],
+                value=getattr(options, placing[0]),
+            )
     if kind == "onnx" and options.quantize is not None:
         raise Unsupported("ONNX folders are used as they are; quantize= is for GGUF files and safetensors")
     if kind == "onnx" and options.vision is not None:

@@ -15,7 +15,9 @@ from pathlib import Path
 
 from stretto import _native
 from stretto.backends.base import Backend
+from stretto.backends.placement import DevicePlan
 from stretto.cache.disk import DiskStore
+from stretto.hardware import kernel_sets
 from stretto.options.loading import BY_NAME
 from stretto.weights import hub
 
@@ -70,6 +72,7 @@ def describe_computation(backend: Backend, model: Sequence[str]) -> str:
         "states": f"{backend.slot_layout}, {backend.slot_bytes}",
         "kernels": getattr(backend, "kernels", ""),
         "exact": getattr(backend, "exact", True),
+        "experts": _describe_experts(backend),
         "device": _device_name(backend),
         "libraries": [
             f"{name} {getattr(sys.modules[name], '__version__', '')}"
@@ -79,6 +82,14 @@ def describe_computation(backend: Backend, model: Sequence[str]) -> str:
         "code": _hash_code(),
     }
     return sha256(repr(parts).encode()).hexdigest()
+
+
+def _describe_experts(backend: Backend) -> str:
+    """The layers whose experts a CPU computes beside a GPU, and by which kernels: their bits are others."""
+    placement = getattr(backend, "placement", None)
+    if not isinstance(placement, DevicePlan) or not placement.cpu_layers:
+        return ""
+    return f"{placement.cpu_layers} {kernel_sets.select()}"
 
 
 def _device_name(backend: Backend) -> str:

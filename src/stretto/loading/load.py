@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +44,8 @@ def load(
     kv: str = "f16",
     precision: str = "standard",
     repack: bool | str = "auto",
+    experts: str | int | Sequence[str] | None = None,
+    gpu_memory: int | None = None,
     quantize: str | None = None,
     exact: bool = True,
     chat_template: str | os.PathLike[str] | None = None,
@@ -73,6 +76,8 @@ def load(
         kv=kv,
         precision=precision,
         repack=repack,
+        experts=experts,
+        gpu_memory=gpu_memory,
         quantize=quantize,
         exact=exact,
         chat_template=chat_template,

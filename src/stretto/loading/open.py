@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stretto.backends.base import Backend, BackendOptions
+from stretto.backends.placement import DevicePlan
 from stretto.errors import InvalidRequest, ModelError, RouteWarning, Unsupported, UnsupportedModel
-from stretto.hardware import free_memory, usable_cores
+from stretto.hardware import free_memory, probe, usable_cores
 from stretto.loading import choose
 from stretto.loading.choose import Alternative, Candidate, Comparison, Route
 from stretto.loading.describe import Description, Model, check_vocabulary, describe, find_kind
@@ -107,10 +108,19 @@ def make_setup(options: LoadOptions, device: str) -> BackendOptions:
         exact=options.exact,
         memory=free_memory(),
         auto_cells=options.cells == "auto",
+        experts=options.chosen_experts,
+        gpu_memory=options.gpu_memory,
+        cpu_speed=read_cpu_speed() if options.experts is not None else 0.0,
     )
     if (limits := options.limits) is None:
         return setup
     return replace(setup, sequences=limits.max_states, checkpoint_bytes=limits.checkpoint_bytes)
+
+
+def read_cpu_speed(measure: bool = False) -> float:
+    """Bytes a second that all cores read of memory; 0 where that has never been measured here."""
+    bandwidth = probe(measure).bandwidth
+    return 0.0 if bandwidth is None else 1e9 * bandwidth.memory.all
 
 
 def _find_encoder(options: LoadOptions) -> ImageEncoder | None:
@@ -156,7 +166,10 @@ def open_ranked(candidates: Sequence[Candidate], comparison: Comparison) -> tupl
                 failures[each.name] = error
                 continue
             _warn(candidates, each, failures)
-            return backend, choose.make_route(candidates, each, figures, failures)
+            route = choose.make_route(candidates, each, figures, failures)
+            if isinstance(placement := getattr(backend, "placement", None), DevicePlan):
+                route = replace(route, placement=placement)
+            return backend, route
         if failures and all(_is_final(error) for error in failures.values()):
             break  # another tier would be refused for the same reason
     raise next(iter(failures.values()), choose.none_can(candidates))

@@ -135,10 +135,10 @@ class Experts:
     shared_post_norm: Norm | None = None
     weighs_inputs: bool = False  # weights are of what experts read, not of what they give
 
-    def tensors(self, n_embd: int) -> Shapes:
-        """The tensors of the file."""
+    def expert_tensors(self, n_embd: int) -> Shapes:
+        """The tensors of single experts, which a CPU may have where all else is on a GPU."""
         n, f = self.n_expert, self.n_ff
-        shapes: Shapes = {"ffn_gate_inp.weight": (n, n_embd)}
+        shapes: Shapes = {}
         matrices = {"down": (n_embd, f)} | (
             {"gate_up": (2 * f, n_embd)} if self.fused else {"up": (f, n_embd)}
         )
@@ -153,6 +153,12 @@ class Experts:
             shapes |= {"ffn_up_exps.bias": (n, f), "ffn_down_exps.bias": (n, n_embd)}
             if self.gated:
                 shapes["ffn_gate_exps.bias"] = (n, f)
+        return shapes
+
+    def tensors(self, n_embd: int) -> Shapes:
+        """The tensors of the file."""
+        n = self.n_expert
+        shapes: Shapes = {"ffn_gate_inp.weight": (n, n_embd), **self.expert_tensors(n_embd)}
         if self.routing.bias:
             shapes["ffn_gate_inp.bias"] = (n,)
         if self.routing.correction:

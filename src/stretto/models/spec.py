@@ -351,6 +351,14 @@ class ModelSpec:
             shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.tensors(self.n_embd).items()}
         return shapes
 
+    def expert_tensors(self) -> dict[int, tuple[str, ...]]:
+        """The names of the tensors of single experts, of each layer that has some."""
+        return {
+            i: tuple(f"blk.{i}.{name}" for name in layer.ffn.expert_tensors(self.n_embd))
+            for i, layer in enumerate(self.layers)
+            if isinstance(layer.ffn, Experts)
+        }
+
     def slices(self) -> dict[str, Slice]:
         """Tensors that are parts of others in the file, by the decoder's names."""
         return {

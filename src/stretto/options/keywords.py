@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -134,6 +134,8 @@ class ServeOptions:
     kv: Literal["f16", "q8", "f32", "bf16", "fp8"] = "f16"
     precision: Literal["standard", "high"] = "standard"
     repack: bool | Literal["auto", "shared"] = "auto"
+    experts: str | int | Sequence[str] | None = None
+    gpu_memory: int | None = None
     host: str = "127.0.0.1"
     local: bool = False
     port: int = 8080

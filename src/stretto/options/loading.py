@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Literal
@@ -17,6 +18,16 @@ Packing = bool | Literal["auto", "shared"]
 _TASKS = "embed rerank classify detect segment read transcribe"
 _COMMANDS = "run chat parallel score eval perplexity bench loops serve deploy"
 
+
+def is_choice_of_experts(value: Any) -> bool:
+    """Whether the option `experts` takes a value: a word, a number of layers, or patterns of names."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value >= 0
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(isinstance(each, str) and each for each in value)
+    return value is None or (isinstance(value, str) and value != "")
+
+
 MACHINE = table(
     Option("backend", str, "auto",
         'What runs the model: native, torch, onnx …; "auto" takes the fastest that can (stretto docs '
@@ -30,12 +41,13 @@ MACHINE = table(
     Option("cells", int | Literal["auto"], 8192,
         'Size of the KV cache in tokens, shared by all sequences, and so the longest context; "auto" takes '
         "what is free on a GPU (stretto docs cuda), and 8,192 on a CPU.",
-        low=1, high=1 << 24, commands="run chat parallel score eval bench serve deploy",
+        low=1, high=1 << 24, commands="run chat parallel score eval bench serve deploy inspect",
         aka=("n_ctx", "num_ctx", "ctx_size", "context_size", "context_length", "max_model_len", "max_seq_len",
             "max_seq_length", "max_context_len")),
     Option("kv", CacheType, "f16",
         'Type of the KV cache; "q8" halves its memory, "f32" doubles it and rounds nothing; "bf16" and "fp8" '
         "are for GPUs (stretto docs cuda).",
+        commands=f"{_COMMANDS} inspect",
         aka=("kv_cache_dtype", "type_k", "type_v", "cache_type_k", "cache_type_v", "cache_implementation")),
     Option("precision", Precision, "standard",
         'Activations in 8 bits; "high": in 16, nearer to the weights, and slower (stretto docs precision).'),
@@ -47,6 +59,16 @@ MACHINE = table(
         more="For an ONNX folder on the CPU, False leaves its products to ONNX Runtime; llm.backend.packing "
         "says who computes them.",
         commands=_COMMANDS.replace(" deploy", "")),
+    Option("experts", "str | int | Sequence[str] | None", None,
+        'Experts that the CPU computes where a model is larger than the GPU: "auto" those of as few layers '
+        'as will do, "cpu" all, a number those of so many layers, or patterns of their tensors\' names, such '
+        'as "blk.[0-9].*" (stretto docs cuda).',
+        words="str | int | list[str] | None", unit="auto|cpu|N|PATTERN",
+        test=is_choice_of_experts, takes='"auto", "cpu", a number of layers or patterns of names',
+        commands=f"{_COMMANDS} inspect", aka=("n_cpu_moe", "cpu_moe", "override_tensor")),
+    Option("gpu_memory", int | None, None,
+        "What a model may take of the GPU's memory; by default all that is free.",
+        low=1, high=1 << 50, unit="bytes", commands=f"{_COMMANDS} inspect"),
     at="load", commands=_COMMANDS, panel="Backend",
 )  # fmt: skip
 
@@ -111,6 +133,8 @@ class LoadOptions:
     kv: str = "f16"
     precision: str = "standard"
     repack: bool | str = "auto"
+    experts: str | int | Sequence[str] | None = None
+    gpu_memory: int | None = None
     quantize: str | None = None
     exact: bool = True
     chat_template: str | PathLike[str] | None = None
@@ -132,6 +156,14 @@ class LoadOptions:
                 "leave one of them out",
                 param="cache",
             )
+
+    @property
+    def chosen_experts(self) -> str | int | tuple[str, ...] | None:
+        """The option `experts`, with patterns as a tuple."""
+        experts = self.experts
+        if isinstance(experts, str) and experts not in ("auto", "cpu"):
+            return (experts,)
+        return experts if isinstance(experts, (str, int)) or experts is None else tuple(experts)
 
     @property
     def n_cells(self) -> int:

@@ -305,6 +305,8 @@ class Settings(ServeOptions):
             "cells": self.cells,
             "kv": self.kv,
             "precision": self.precision,
+            "experts": self.experts,
+            "gpu_memory": self.gpu_memory,
         }
 
     @cached_property

@@ -50,7 +50,7 @@ class Memory:
     @property
     def packed_bytes(self) -> int:
         """All weights together, once they are loaded."""
-        return sum(_packed(name, nbytes) for name, nbytes in self.weights.items())
+        return sum(packed_bytes(name, nbytes) for name, nbytes in self.weights.items())
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -81,7 +81,8 @@ def memory(file: GGUF) -> Memory:
     )
 
 
-def _packed(name: str, nbytes: int) -> int:
+def packed_bytes(name: str, nbytes: int) -> int:
+    """What so many bytes of a file take packed, by the name of their format."""
     if name not in PACKED_BITS:
         return nbytes
     fmt = Format[name]

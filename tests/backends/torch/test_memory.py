@@ -14,7 +14,7 @@ from stretto.backends.torch.memory import (
     Need,
     choose_cells,
     device_memory,
-    fit_cells,
+    find_room,
 )
 from stretto.errors import CacheFull, ModelError
 from tiny_models import tiny_file, tiny_spec
@@ -85,7 +85,7 @@ def test_the_cells_of_a_model_that_is_opened(cells, monkeypatch):
     asked = []
     monkeypatch.setattr(memory, "free_bytes", lambda device: asked.append(device) or 10 * GB)
     spec = tiny_spec("llama")
-    fit = fit_cells(cells, Need.of(tiny_file("llama"), spec), "cuda")
+    fit = choose_cells(cells, Need.of(tiny_file("llama"), spec), find_room("cuda"))
     assert fit == (cells if cells == 48 else max(MIN_CELLS, CONTEXTS * spec.context_length))
     assert asked == ["cuda"]
 
@@ -93,7 +93,8 @@ def test_the_cells_of_a_model_that_is_opened(cells, monkeypatch):
 def test_an_image_encoder_has_its_share(monkeypatch):
     monkeypatch.setattr(memory, "free_bytes", lambda device: 10 * GB)
     file, spec = tiny_file("llama"), replace(tiny_spec("llama"), context_length=1 << 20)
-    cells = [fit_cells("auto", Need.of(file, spec), "cuda", beside) for beside in (0, 5 * GB)]
+    need = Need.of(file, spec)
+    cells = [choose_cells("auto", need, find_room("cuda", beside)) for beside in (0, 5 * GB)]
     assert MIN_CELLS < cells[1] < 0.6 * cells[0]
 
 

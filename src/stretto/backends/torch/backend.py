@@ -14,9 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from stretto.backends.base import Batch, Capabilities, Decoding, DeviceRow, Draw, FusedRun
+from stretto.backends.placement import DevicePlan
 from stretto.backends.torch.cells import DeviceCells
 from stretto.backends.torch.decoder import Decoder
 from stretto.backends.torch.device import Tensor, open_device, uses_kernels
+from stretto.backends.torch.host_experts import HostExperts
 from stretto.backends.torch.loop import Loop
 from stretto.backends.torch.memory import free_again, is_out_of_memory, is_wide, ran_out
 from stretto.backends.torch.passes import Pass
@@ -81,7 +83,10 @@ Bytes = NDArray[np.uint8]
 
 
 class TorchBackend:
-    """Runs a model on a GPU."""
+    """Runs a model on a GPU, and with a placement some of its experts on the CPU.
+
+    `experts` are those; they are closed with the backend.
+    """
 
     name = "torch"
     active_threads = 1
@@ -97,8 +102,11 @@ class TorchBackend:
         precision: str = "standard",
         n_slots: int = 1,
         exact: bool = True,
+        placement: DevicePlan | None = None,
+        experts: HostExperts | None = None,
     ) -> None:
         spec = spec.unstretched()
+        self.placement, self._experts = placement, experts
         self.spec, self.n_cells, self.precision, self.exact = spec, n_cells, precision, exact
         self.device = open_device(device)
         self.capabilities = Capabilities(attention=True, fused=True, ahead=self.device.type == "cuda")
@@ -107,7 +115,7 @@ class TorchBackend:
         octets = precision == "standard"
         weights = Weights(file, spec, self.device, dtype, n_positions=n_cells, octets=octets)
         self.memory = DeviceCells(spec, n_cells, self.n_slots, kv, self.device)
-        self.decoder: Decoder | None = Decoder(weights, self.memory)
+        self.decoder: Decoder | None = Decoder(weights, self.memory, self._experts)
         self.weight_bytes = weights.nbytes
         release()
         weights.warn_of_widened()
@@ -318,6 +326,10 @@ class TorchBackend:
 
     def close(self) -> None:
         """Free weights and cache."""
+        if self._experts is not None:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # no queued pass needs them
+            self._experts.close()
         self.decoder = None
         del self.memory, self.planner, self.steps, self._loop
         if self.device.type == "cuda":
@@ -328,6 +340,8 @@ class TorchBackend:
         if self.decoder is None:
             raise InvalidRequest("the model is closed; load it again")
         self._faults.check()
+        if self._experts is not None:
+            self._experts.check()
         return self.decoder
 
     @property

@@ -90,6 +90,15 @@ class Kernel:
         self._shared_bytes = shared_bytes
 
 
+def call_host(function: int, argument: int, device: Any) -> None:
+    """Have the driver call a C function by its address once torch's current stream has come so far.
+
+    The stream waits for it. The function must not call CUDA, nor wait for what does.
+    """
+    stream = c_void_p(torch.cuda.current_stream(device).cuda_stream)
+    _check(_driver().cuLaunchHostFunc(stream, c_void_p(function), c_void_p(argument)), "cuLaunchHostFunc")
+
+
 class Unlaunched:
     """A kernel that is compiled ahead of its launches."""
 

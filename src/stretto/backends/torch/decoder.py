@@ -12,6 +12,7 @@ from stretto.backends.torch.attention_layer import AttentionLayer, LatentLayer
 from stretto.backends.torch.cells import DeviceCells
 from stretto.backends.torch.device import Tensor
 from stretto.backends.torch.feed_layer import DenseLayer, ExpertsLayer, feed_layer
+from stretto.backends.torch.host_experts import HostExperts, LayerOnHost
 from stretto.backends.torch.matrix import Prefetch, product
 from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.recurrent_layer import RecurrentLayer
@@ -76,7 +77,9 @@ class Residual:
 class DecoderLayer:
     """One layer: what mixer and feed-forward add."""
 
-    def __init__(self, layer: Layer, w: LayerWeights, index: int, n_embd: int) -> None:
+    def __init__(
+        self, layer: Layer, w: LayerWeights, index: int, n_embd: int, on_host: LayerOnHost | None = None
+    ) -> None:
         self.layer, self.index = layer, index
         self.norm, self.post_norm = w.norm(layer.norm, n_embd), w.norm(layer.post_norm, n_embd)
         self.sum_norm = w.norm(layer.sum_norm, n_embd)
@@ -87,7 +90,7 @@ class DecoderLayer:
             w.norm(layer.post_ffn_norm, n_embd),
         )
         self.ffn_sum_norm = w.norm(layer.ffn_sum_norm, n_embd)
-        self.ffn = None if layer.ffn is None else feed_layer(layer.ffn, w, n_embd)
+        self.ffn = None if layer.ffn is None else feed_layer(layer.ffn, w, n_embd, on_host)
         self.input = None if layer.input is None else InputLayer(layer.input, w, n_embd)
         self.streams = None if layer.streams is None else StreamsLayer(layer.streams, w, n_embd)
         self.output_scale = w.vector("layer_output_scale.weight", 1) if layer.output_scale else None
@@ -112,7 +115,8 @@ class DecoderLayer:
         if self.ffn is not None:
             prefetch = run.prefetch(self.ffn.inner) if isinstance(self.ffn, DenseLayer) else None
             normed = before if layer.parallel else x.normed(self.ffn_norm, prefetch)
-            made = self.ffn(normed, scores) if isinstance(self.ffn, ExpertsLayer) else self.ffn(normed)
+            ffn = self.ffn
+            made = ffn(normed, run, scores) if isinstance(ffn, ExpertsLayer) else ffn(normed)
             x.add(made, scale, self.post_ffn_norm)
             x.become_normed(self.ffn_sum_norm)
         if self.input is not None and self.streams is None and run.inputs is not None:
@@ -135,11 +139,11 @@ class DecoderLayer:
 
 
 class Decoder:
-    """All layers of a model, its embeddings and its output."""
+    """All layers of a model, its embeddings and its output; `host` has the experts that a CPU computes."""
 
     norms_alone = False  # plain RMS norms are `cuda.add_rms`: chain.py has their bits
 
-    def __init__(self, weights: Weights, memory: DeviceCells) -> None:
+    def __init__(self, weights: Weights, memory: DeviceCells, host: HostExperts | None = None) -> None:
         self.spec, self.dtype, self.memory = weights.spec, weights.dtype, memory
         spec, whole, width = self.spec, weights.whole, self.spec.n_embd
         self.embeddings = whole.matrix({"token_embd": spec.n_vocab}, width)
@@ -152,7 +156,10 @@ class Decoder:
         if spec.per_layer is not None:
             self.per_layer = PerLayerInputs(spec.per_layer, whole, spec)
         self.streams = None if spec.streams is None else WholeStreams(spec.streams, whole, width)
-        self.layers = [DecoderLayer(layer, weights.layer(i), i, width) for i, layer in enumerate(spec.layers)]
+        self.layers = [
+            DecoderLayer(layer, weights.layer(i), i, width, None if host is None else host.layer(i))
+            for i, layer in enumerate(spec.layers)
+        ]
         for layer in self.layers:
             layer.norm_dtype = self.dtype
         self.output_norm = whole.norm(spec.output_norm, width)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,8 +12,10 @@ import torch
 from stretto.backends.torch import activations, cuda, matrix
 from stretto.backends.torch.activations import activate, xielu
 from stretto.backends.torch.device import Tensor, uses_kernels
+from stretto.backends.torch.host_experts import LayerOnHost
 from stretto.backends.torch.launching import launch
 from stretto.backends.torch.matrix import product
+from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.rowwise import norm, power_of_two, warps
 from stretto.backends.torch.weights import LayerWeights, Stack
 from stretto.errors import InvalidRequest, Unsupported
@@ -252,15 +255,12 @@ class DenseLayer:
         return product(inner, self.output, bias=self.output_bias)
 
 
-class ExpertsLayer:
-    """A few feed-forwards for each token, chosen by a router, and one that all tokens have."""
+class DeviceExperts:
+    """The experts of a layer on the device."""
 
     def __init__(self, ffn: Experts, w: LayerWeights, n_embd: int) -> None:
         self.ffn, self.dtype = ffn, w.dtype
         n, width = ffn.n_expert, ffn.n_ff
-        self.router = w.matrix({"ffn_gate_inp": n}, n_embd, dtype=torch.float32)
-        self.router_bias = w.biases({"ffn_gate_inp": n})
-        self.correction = w.vector("exp_probs_b.bias", n) if ffn.routing.correction else None
         names = ("ffn_gate_exps", "ffn_up_exps") if ffn.gated else ("ffn_up_exps",)
         self.inner = w.stack(names, n, width, n_embd)
         self.output = w.stack(("ffn_down_exps",), n, n_embd, width)
@@ -269,6 +269,34 @@ class ExpertsLayer:
             biases = [w.vector(f"{name}.bias", n * width).view(n, width) for name in names]
             self.bias = torch.stack(biases, dim=2).reshape(n, -1).contiguous()
             self.output_bias = w.vector("ffn_down_exps.bias", n * n_embd).view(n, n_embd)
+
+    def start(self, read: Tensor, chosen: Tensor, weights: Tensor, run: Pass) -> Callable[[], Tensor]:
+        """Their weighted sum float32[n, n_embd] of rows and what was chosen for them."""
+        ffn = self.ffn
+        order = assign(chosen, ffn.n_expert)
+        clamp = (ffn.limit, ffn.alpha) if ffn.limit else None
+        if ffn.weighs_inputs:
+            read = (read.float()[:, None, :] * weights[:, :, None]).to(self.dtype).flatten(0, 1)
+            weights = torch.ones_like(weights)
+        inner = expert_product(
+            read, self.inner, order, bias=self.bias, activation=ffn.activation, clamp=clamp
+        )
+        out = mixture(expert_product(inner, self.output, order, bias=self.output_bias), weights)
+        return lambda: out
+
+
+class ExpertsLayer:
+    """A few feed-forwards for each token, chosen by a router, and one that all tokens have."""
+
+    def __init__(
+        self, ffn: Experts, w: LayerWeights, n_embd: int, on_host: LayerOnHost | None = None
+    ) -> None:
+        self.ffn, self.dtype = ffn, w.dtype
+        n = ffn.n_expert
+        self.router = w.matrix({"ffn_gate_inp": n}, n_embd, dtype=torch.float32)
+        self.router_bias = w.biases({"ffn_gate_inp": n})
+        self.correction = w.vector("exp_probs_b.bias", n) if ffn.routing.correction else None
+        self.experts = on_host or DeviceExperts(ffn, w, n_embd)
         self.scale = w.vector("ffn_down_exps.scale", n) if ffn.output_scale else None
         self.router_norm = w.norm(ffn.routing.norm, n_embd)
         self.norm, self.post_norm = w.norm(ffn.norm, n_embd), w.norm(ffn.post_norm, n_embd)
@@ -279,7 +307,7 @@ class ExpertsLayer:
             w.matrix({"ffn_gate_inp_shexp": 1}, n_embd, dtype=torch.float32) if ffn.shared_gate else None
         )
 
-    def __call__(self, x: Tensor, scores: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, run: Pass, scores: Tensor | None = None) -> Tensor:
         """float32[n, n_embd], from normalised rows; `scores` of an early router."""
         ffn, dtype = self.ffn, self.dtype
         scores = self.scores(x) if scores is None else scores
@@ -288,32 +316,24 @@ class ExpertsLayer:
         chosen, weights = route(ffn.routing, scores, self.correction)
         if self.scale is not None:
             weights = weights * self.scale[chosen.long()]
-        order = assign(chosen, ffn.n_expert)
-        clamp = (ffn.limit, ffn.alpha) if ffn.limit else None
         read = norm(x, self.norm, dtype)
-        if ffn.weighs_inputs:
-            read = (read.float()[:, None, :] * weights[:, :, None]).to(dtype).flatten(0, 1)
-            weights = torch.ones_like(weights)
-        inner = expert_product(
-            read,
-            self.inner,
-            order,
-            bias=self.bias,
-            activation=ffn.activation,
-            clamp=clamp,
-        )
-        out = mixture(expert_product(inner, self.output, order, bias=self.output_bias), weights)
+        finish = self.experts.start(read, chosen, weights, run)
+        shared = None if self.shared is None else self._shared(x)
+        out = finish()
         if self.post_norm is not None:
             out = norm(out, self.post_norm, torch.float32)
-        if self.shared is None:
-            return out
-        shared = self.shared(norm(x, self.shared_norm, dtype))
+        return out if shared is None else out + shared
+
+    def _shared(self, x: Tensor) -> Tensor:
+        assert self.shared is not None
+        ffn = self.ffn
+        shared = self.shared(norm(x, self.shared_norm, self.dtype))
         shared = norm(shared, self.shared_post_norm, torch.float32)
         if self.shared_gate is not None:
             shared = shared * torch.sigmoid(product(x.float(), self.shared_gate))
         if ffn.shared_scale != 1.0:
             shared = shared.float() * ffn.shared_scale
-        return out + shared
+        return shared
 
     def scores(self, x: Tensor) -> Tensor:
         """float32[n, n_expert]: how much the router wants each expert, from normalised rows."""
@@ -327,9 +347,11 @@ class ExpertsLayer:
 FeedLayer = DenseLayer | ExpertsLayer
 
 
-def feed_layer(ffn: FeedForward, w: LayerWeights, n_embd: int) -> FeedLayer:
-    """The layer of a feed-forward."""
-    return DenseLayer(ffn, w, n_embd) if isinstance(ffn, Dense) else ExpertsLayer(ffn, w, n_embd)
+def feed_layer(
+    ffn: FeedForward, w: LayerWeights, n_embd: int, on_host: LayerOnHost | None = None
+) -> FeedLayer:
+    """The layer of a feed-forward; `on_host` are its experts where a CPU computes them."""
+    return DenseLayer(ffn, w, n_embd) if isinstance(ffn, Dense) else ExpertsLayer(ffn, w, n_embd, on_host)
 
 
 def cut_off(gate: Tensor, times: float) -> Tensor:

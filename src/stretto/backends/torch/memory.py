@@ -17,10 +17,11 @@ from math import prod
 from pathlib import Path
 from traceback import clear_frames
 
-from stretto.errors import CacheFull, ModelError
+from stretto.errors import CacheFull, InvalidRequest, ModelError
+from stretto.hardware.gpus import cuda_devices
 from stretto.models.spec import ModelSpec
 from stretto.weights.formats import Format
-from stretto.weights.gguf import GGUF
+from stretto.weights.gguf import GGUF, Tensor
 
 # Multiplied as they are in the file; others are widened to 16 bits.
 PACKED = frozenset(
@@ -59,6 +60,7 @@ class Need:
     numbers: int = 0  # of all weights
     context_length: int = 8192
     path: Path | None = None
+    experts: int = 0  # of the weights, that a CPU could compute
 
     @classmethod
     def of(
@@ -70,11 +72,7 @@ class Need:
         matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]
         number = 4 if wide else 2
 
-        def nbytes(fmt: Format, count: int) -> int:
-            return number * count if fmt in FLOATS or fmt not in PACKED else count // fmt.block * fmt.size
-
-        weights = sum(nbytes(tensor.format, prod(tensor.shape)) for tensor in matrices)
-        weights += sum(4 * prod(tensor.shape) for tensor in tensors if len(tensor.shape) == 1)
+        weights = sum(device_bytes(tensor, wide) for tensor in tensors)
         layers = [prod(tensor.shape) for tensor in matrices if tensor.name.startswith("blk.")]
         return cls(
             weights=weights,
@@ -84,6 +82,12 @@ class Need:
             numbers=sum(prod(tensor.shape) for tensor in tensors),
             context_length=spec.context_length,
             path=file.path,
+            experts=sum(
+                device_bytes(file.tensors[name], wide)
+                for several in spec.expert_tensors().values()
+                for name in several
+                if name in file.tensors
+            ),
         )
 
     @property
@@ -94,6 +98,15 @@ class Need:
     def fitting(self, free: int) -> int:
         """How many cells fit beside the rest."""
         return max(0, free - self.fixed) // max(1, self.cell)
+
+
+def device_bytes(tensor: Tensor, wide: bool = False) -> int:
+    """What a tensor of a file takes on the device; `wide` as of `Need.of`."""
+    fmt, count = tensor.format, prod(tensor.shape)
+    if len(tensor.shape) == 1:
+        return 4 * count
+    is_packed = fmt in PACKED and fmt not in FLOATS
+    return count // fmt.block * fmt.size if is_packed else (4 if wide else 2) * count
 
 
 def work_bytes(spec: ModelSpec, number: int, largest: int) -> int:
@@ -116,9 +129,9 @@ def choose_cells(cells: int | str, need: Need, free: int) -> int:
     if not isinstance(cells, str):
         if cells > fit:
             raise CacheFull(
-                f"{cells:,} cells take {_size(cells * need.cell)} on the device; {fit:,} fit into the "
-                f"{_size(free)} that are free, beside {_size(need.weights)} of weights and "
-                f"{_size(need.states + need.work)} to work with; ask for fewer, for cells='auto', or for "
+                f"{cells:,} cells take {size(cells * need.cell)} on the device; {fit:,} fit into the "
+                f"{size(free)} that are free, beside {size(need.weights)} of weights and "
+                f"{size(need.states + need.work)} to work with; ask for fewer, for cells='auto', or for "
                 "kv='fp8' or 'q8', which take half as much",
                 n_needed=cells,
                 n_free=fit,
@@ -131,26 +144,36 @@ def choose_cells(cells: int | str, need: Need, free: int) -> int:
 
 def _too_large(need: Need, free: int) -> str:
     message = (
-        f"its weights take {_size(need.weights)} on the device beside {_size(need.states + need.work)} to "
-        f"work with, and {_size(free)} are free"
+        f"its weights take {size(need.weights)} on the device beside {size(need.states + need.work)} to "
+        f"work with, and {size(free)} are free"
     )
     room = free - need.states - need.work - MIN_CELLS * need.cell
+    if need.experts and need.weights - need.experts <= room:
+        return (
+            f"{message}; experts='auto' leaves as many of its {size(need.experts)} of experts to the CPU "
+            "as do not fit; device='cpu' works too"
+        )
     for name, bits in SMALLER.items():
         nbytes = int(need.numbers * bits / 8)
         if 0 < nbytes <= room and nbytes < need.weights:
-            return f"{message}; in {name} they would take {_size(nbytes)} and fit; device='cpu' works too"
-    return (
-        f"{message}; at most {_size(max(0, room))} of weights would fit; device='cpu' runs them from memory"
-    )
+            return f"{message}; in {name} they would take {size(nbytes)} and fit; device='cpu' works too"
+    return f"{message}; at most {size(max(0, room))} of weights would fit; device='cpu' runs them from memory"
 
 
-def fit_cells(cells: int | str, need: Need, device: str, beside: int = 0) -> int:
-    """The cells of a model that is about to be opened on a device; raises where it does not fit.
+def find_room(device: str, beside: int = 0, most: int | None = None) -> int:
+    """The bytes that a model about to be opened on a device can have: what is free, and at most `most`.
 
     `beside` are bytes that something else, an image encoder, will take there.
-    With "auto" the spec must be read again for that many: some models scale positions by length.
     """
-    return choose_cells(cells, need, free_bytes(device) - beside)
+    total = cuda_devices()[0].memory_total if device != "cpu" and cuda_devices() else None
+    if most is not None and total is not None and most > total:
+        raise InvalidRequest(
+            f"gpu_memory is {size(most)}, and this GPU has {size(total)}",
+            param="gpu_memory",
+            value=most,
+        )
+    free = free_bytes(device) - beside
+    return free if most is None else min(free, most)
 
 
 def free_bytes(device: object) -> int:
@@ -216,13 +239,13 @@ def ran_out(what: str, device: object, error: BaseException) -> str:
     if torch.cuda.is_available() and torch.device(device).type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         mine = torch.cuda.memory_allocated(device)
-        message += f": {_size(mine)} of {_size(total)} are this process's, {_size(free)} are free"
+        message += f": {size(mine)} of {size(total)} are this process's, {size(free)} are free"
     return (
         f"{message}; load the model with fewer cells, with kv='fp8' or 'q8', or in a smaller format, or set "
         "a smaller Limits(max_tokens_per_step=…)"
     )
 
 
-def _size(nbytes: int) -> str:
+def size(nbytes: int) -> str:
     """As "1.4 GB", in powers of ten."""
     return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 10**8 else f"{nbytes / 1e6:,.1f} MB"

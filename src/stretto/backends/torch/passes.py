@@ -47,6 +47,11 @@ class Pass:
         return self.work.cells
 
     @property
+    def is_row(self) -> Tensor:
+        """bool[n]: False for rows of padding, which write to the scratch cell."""
+        return self.work.cells < self.memory.n_cells
+
+    @property
     def runs(self) -> Runs | None:
         """The rows of each state slot, for recurrent layers."""
         return self.work.runs
