@@ -37,7 +37,14 @@ INPUT = Path(SCRATCH.name) / "input"
 MAX_PIXELS = 1_000_000
 NARROW = Image(np.zeros((2, 300, 3), np.uint8))
 ENCODERS = (
-    *("vision/mlp", "vision/qwen3vl", "vision/qwen25vl", "vision/llama4", "vision/llava-next"),
+    *(
+        "vision/mlp",
+        "vision/qwen3vl",
+        "vision/qwen25vl",
+        "vision/llama4",
+        "vision/llava-next",
+        "vision/minicpmv",
+    ),
     *("sounds/voxtral/mmproj", "sounds/qwen2audio/mmproj"),
 )
 

@@ -29,7 +29,7 @@ MAX_QUERIES = 1 << 10
 EPS = 1e-6
 BASE = 10_000.0
 MOST = 2  # times the patches of a square image: rounding makes narrow ones larger
-MAX_RATIO = 100
+MAX_RATIO = 200
 
 
 class MiniCPMV(Family):
