@@ -147,6 +147,14 @@ def test_a_file_is_the_same_head_as_a_folder(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "layers"),
     [
+        (
+            {
+                "eagle_aux_hidden_state_layer_ids": [1, 1, 3],
+                "sliding_window": 64,
+                "use_sliding_window": False,
+            },
+            [1, 1, 3],
+        ),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 2]}, [1, 2, 2]),
         (
             {
@@ -336,6 +344,7 @@ def test_prefixes_of_other_requests_keep_the_text(tmp_path, monkeypatch):
         ({"eagle_aux_hidden_state_layer_ids": [0, 1]}, "the shape is"),
         ({"target_hidden_size": 5}, "for a model of width 5"),
         ({"norm_output": True}, "states behind the last norm"),
+        ({"sliding_window": 64}, "a window"),
         ({"hidden_act": "gelu"}, "only silu"),
     ],
 )

@@ -20,7 +20,6 @@ REFUSED = {
     "norm_before_fc": "a norm before the matrix fc",
     "fc_norm": "a norm before the matrix fc",
     "norm_output": "states behind the last norm",
-    "sliding_window": "a window",
 }
 
 
@@ -40,6 +39,8 @@ def convert_head(config: Fields, shards: list[Shard], folder: Path) -> Conversio
     conversion = Conversion(ARCH, config, Sources(shards, PREFIXES), folder)
     for name, what in REFUSED.items():
         conversion.refuse(name, what)
+    if config.flag("use_sliding_window", True):
+        conversion.refuse("sliding_window", "a window")
     names = {**LLAMA, "hidden_norm": "attn_norm_2"}
     plain_decoder(conversion, names, pairs="adjacent", whole={**WHOLE, "fc": "fc"}, layer="")
     conversion.keys["norm_before_residual"] = config.flag("norm_before_residual", bool(inner))
