@@ -1,8 +1,10 @@
 """Prompt lookup against plain decoding, in lines and in trees: how it copies, edits code, and writes prose.
 
     python benchmarks/drafts.py --rounds 8 --threads 2
+    python benchmarks/drafts.py --rounds 10 --auto --branches
     python benchmarks/drafts.py --model qwen2.5-coder-1.5b --small qwen2.5-coder-0.5b --kinds Python
 
+With `--auto` drafts that have to pay are measured too, and no sample finds the text of another in the cache.
 With `--small` a smaller model drafts, as `--ways` say: so many tokens, of at least such a probability.
 
 Samples with drafts stand next to one without, by turns, of the same prompt and seed; the texts are asserted
@@ -17,6 +19,7 @@ import re
 import shlex
 import time
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from statistics import median
 
@@ -24,6 +27,7 @@ import stretto
 from stretto.hardware import cpu_name
 
 HERE = Path(__file__).parent
+SALTS = count()  # a sample's own: it finds the text of no other in the cache
 LETTER = """Dear members, the committee met on Tuesday and discussed the budget for the next three years.
 Several members asked for a smaller share of the costs, while others wanted to build a new hall beside the
 old mill. In the end they agreed on a plan that everyone could accept: the hall will be built in two parts,
@@ -81,7 +85,8 @@ PROMPTS = {
 def decode(llm, prompt, tokens, temperature, seed, **options):
     """Seconds, and the tokens."""
     prompt = llm.tokenizer.encode(prompt, special=True)
-    llm.generate(prompt, max_tokens=1)  # it is in the cache then
+    options["cache_salt"] = str(next(SALTS))
+    llm.generate(prompt, max_tokens=1, cache_salt=options["cache_salt"])  # it is in the cache then
     begun = time.perf_counter()
     result = llm.generate(
         prompt, max_tokens=tokens, ignore_eos=True, temperature=temperature, seed=seed, **options
@@ -89,9 +94,11 @@ def decode(llm, prompt, tokens, temperature, seed, **options):
     return time.perf_counter() - begun, result.tokens
 
 
-def variants(branches, small, ways):
+def variants(branches, small, ways, auto):
     """The ways to decode: plain, a line of drafts, and trees or a small model's drafts."""
     several = {"plain": {}, "lookup": {"draft": "lookup"}}
+    if auto:
+        several["auto"] = {"draft": "auto"}
     for n in branches if small is None else ():
         several[f"tree {n}"] = {"draft": "lookup", "draft_branches": n}
     for way in ways if small is not None else ():
@@ -105,7 +112,7 @@ def variants(branches, small, ways):
 def measure(llm, small, args):
     """Samples side by side for each kind of text, prompt and way to sample; the first round warms up."""
     samples = []
-    ways = variants(args.branches, small, args.ways)
+    ways = variants(args.branches, small, args.ways, args.auto)
     for number in range(args.rounds + 1):
         names = list(ways)[:: 1 if number % 2 else -1]
         for kind, prompts in PROMPTS.items():
@@ -163,6 +170,7 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--branches", type=int, nargs="*", default=[2, 4], help="of trees")
+    parser.add_argument("--auto", action="store_true", help='draft="auto" too')
     parser.add_argument("--kinds", nargs="*", default=list(PROMPTS), choices=list(PROMPTS))
     parser.add_argument("--temperatures", type=float, nargs="*", default=[0.0, 0.8])
     parser.add_argument("--small", help="a model that drafts, with the tokens of --model")
@@ -183,6 +191,8 @@ def main():
         f"python benchmarks/drafts.py --model {args.model} --rounds {args.rounds} --threads {args.threads} "
         f"--tokens {args.tokens}"
     )
+    if args.auto:
+        command += f" --auto --branches {shlex.join(map(str, args.branches))}".rstrip()
     if args.small:
         command += f" --small {args.small} --kinds {shlex.join(PROMPTS)}"
     found = {"command": command, "cpu": cpu_name(), "samples": samples}

@@ -75,7 +75,7 @@ def test_costs_follow_passes_that_become_slower_and_outlive_interrupted_ones():
 
 def test_odds_follow_what_was_accepted_and_fade():
     odds = Odds()
-    assert odds.probability == 0.5
+    assert odds.probability == 0.6
     for _ in range(30):
         odds.learn(4, 4)
     assert odds.probability > 0.95
@@ -84,7 +84,7 @@ def test_odds_follow_what_was_accepted_and_fade():
     assert odds.probability < 0.25
     for _ in range(1000):
         odds.fade()
-    assert odds.probability == pytest.approx(0.5, abs=0.01)
+    assert odds.probability == pytest.approx(0.6, abs=0.01)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from __future__ import annotations
 MEMORY = 0.98  # what an older pass counts beside the one after it
 SHARE = 0.15  # of a pass of one row that a further row is taken to cost, until that is measured
 SHARE_WEIGHT = 0.05  # how much of the variance of rows it takes to learn otherwise
-MOST_DEVIATION = 4.0  # a pass that takes so many times as long was interrupted
+LEVEL = 0.2  # how much of a deviation all earlier passes are taken to share
+MOST_DEVIATION = 1.5  # of what a pass is taken to cost: one that was interrupted says little
 
 
 class RowCosts:
@@ -27,8 +28,10 @@ class RowCosts:
 
     def note(self, rows: int, seconds: float) -> None:
         """Learn from a pass."""
-        if self._n:
-            seconds = min(seconds, MOST_DEVIATION * self.seconds(rows))
+        if self._n and (usual := self.seconds(rows)):
+            seconds = min(max(seconds, usual / MOST_DEVIATION), usual * MOST_DEVIATION)
+            level = (seconds / usual) ** LEVEL  # a machine that is busy is slower at passes of any rows
+            self._seconds, self._product = level * self._seconds, level * self._product
         sums = self._n, self._rows, self._seconds, self._square, self._product
         added = 1.0, rows, seconds, rows * rows, rows * seconds
         self._n, self._rows, self._seconds, self._square, self._product = (
@@ -54,11 +57,11 @@ class Odds:
     >>> odds = Odds()
     >>> odds.learn(4, 4)
     >>> round(odds.probability, 2)
-    0.83
+    0.87
     """
 
-    FIRST_PROBABILITY, FIRST_COUNT = 0.5, 2.0
-    MEMORY, FADING = 0.9, 0.99
+    FIRST_PROBABILITY, FIRST_COUNT = 0.6, 2.0
+    MEMORY, FADING = 0.9, 0.9
 
     def __init__(self) -> None:
         self._right = self._tried = 0.0

@@ -133,6 +133,7 @@ class Speculation:
     def _refuse(self, kind: _Kind) -> None:
         """Note that a kind does not pay now."""
         kind.odds.fade()
+        kind.token_seconds *= Odds.FADING  # it is not measured while nothing is drafted
         kind.n_refused += 1
         if isinstance(kind.proposer, NextTokens) and kind.n_refused > MAX_REFUSALS:
             self._track.states = None
@@ -142,9 +143,9 @@ class Speculation:
     def _continuations(self, kind: _Kind, tokens: list[int], most: int) -> Sequence[Sequence[int]]:
         if self._branches > 1 and isinstance(kind.proposer, BranchProposer):
             return kind.proposer.propose_branches(tokens, most, self._branches)[: self._branches]
-        begun = time.perf_counter()
+        begun = time.thread_time()  # whatever else the machine does meanwhile
         draft = kind.proposer.propose(tokens, most)
-        seconds = (time.perf_counter() - begun) / max(1, len(draft))
+        seconds = (time.thread_time() - begun) / max(1, len(draft))
         kind.token_seconds += 0.2 * (seconds - kind.token_seconds) if kind.token_seconds else seconds
         return (draft,)
 
