@@ -95,9 +95,11 @@ def _native(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
         placement=placement,
     )
 
+    own = file.path  # the backend keeps `open_layer`, and must not keep the file
+
     def open_layer(part: GGUF, alone: ModelSpec, n_cells: int) -> NativeBackend:
         # The model's own matrices are in memory already; those of a head in a file of its own are packed.
-        repack = part.path != file.path
+        repack = part.path != own
         return NativeBackend(
             part, alone, n_cells, options.threads, options.kv, repack=repack, precision=options.precision
         )
