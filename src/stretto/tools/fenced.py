@@ -38,9 +38,7 @@ Quoted = Callable[[], frozenset[Any]]  # the calls that are quoted, in a form th
 
 MAX_QUOTED = 10_000  # objects of a message that are looked at
 MAX_READ = 1 << 18  # characters that are decoded in all messages, beside 8 for each of theirs
-MAX_NESTED = (
-    4  # texts in a message: one of string literals in string literals has fewer backslashes each time
-)
+MAX_NESTED = 4  # string literals within string literals that are looked into
 UNREAD = None  # among quoted calls: there are more, so that any call may be one of them
 _FENCE = re.compile(r"(`{3,}|~{3,})[ \t]*([^`\n]*)$")
 _FENCE_BEGUN = re.compile(r"(?:`{1,2}|~{1,2}|(?:`{3,}|~{3,})[^`\n]*)$")
