@@ -14,10 +14,13 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.errors import InvalidRequest
 from stretto.models.common import positive
 from stretto.vision.decode import Pixels
 from stretto.vision.spec import Grid, VisionSpec
 from stretto.weights.gguf import GGUF
+
+MAX_RATIO = 200  # of an image's longer side to the shorter, where a family takes any shape
 
 # Images as encoders take them, and the ways to resize and cut them that several families share.
 
@@ -49,6 +52,15 @@ def resize(pixels: Pixels, height: int, width: int, filter_name: str) -> Pixels:
         return pixels
     resample = Pillow.Resampling[filter_name.upper()]
     return np.asarray(Pillow.fromarray(pixels).resize((width, height), resample))
+
+
+def check_ratio(height: int, width: int) -> None:
+    """Raise for an image that is too long and narrow to be laid out in patches."""
+    if max(height, width) > MAX_RATIO * min(height, width):
+        raise InvalidRequest(
+            f"an image of {width} × {height}: one side is over {MAX_RATIO} times the other; cut it",
+            param="image",
+        )
 
 
 def fit(height: int, width: int, edge: int) -> tuple[int, int]:

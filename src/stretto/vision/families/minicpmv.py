@@ -13,7 +13,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from stretto.errors import InvalidRequest
 from stretto.models.common import positive
 from stretto.vision.decode import Pixels
 from stretto.vision.families import base
@@ -29,7 +28,6 @@ MAX_QUERIES = 1 << 10
 EPS = 1e-6
 BASE = 10_000.0
 MOST = 2  # times the patches of a square image: rounding makes narrow ones larger
-MAX_RATIO = 200
 
 
 class MiniCPMV(Family):
@@ -71,11 +69,7 @@ class MiniCPMV(Family):
     def prepare(self, pixels: Pixels, spec: VisionSpec) -> Prepared:
         """The slices of a larger image row by row, and all of it; a small one as it is."""
         height, width = pixels.shape[:2]
-        if max(height, width) > MAX_RATIO * min(height, width):
-            raise InvalidRequest(
-                f"an image of {width} × {height}: one side is over {MAX_RATIO} times the other; cut it",
-                param="image",
-            )
+        base.check_ratio(height, width)
         grid = _grid(height, width, spec)
         small = base.resize(pixels, *_best_size(height, width, spec, grid is None), "bicubic")
         if grid is None:

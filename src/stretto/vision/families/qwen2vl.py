@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar
 
-from stretto.errors import InvalidRequest
 from stretto.models.common import positive
 from stretto.vision.decode import Pixels
 from stretto.vision.families import base
@@ -21,7 +20,6 @@ from stretto.weights.gguf import GGUF
 
 ROPE_BASE = 10_000.0
 MAX_TOKENS = 4096  # of an image
-MAX_RATIO = 200  # of the longer side to the shorter
 WINDOW_PIXELS = 112  # along each side of a window, where the file does not say
 MIN_PIXELS = "clip.vision.image_min_pixels"
 PATTERN, WINDOW = "clip.vision.n_wa_pattern", "clip.vision.window_size"
@@ -62,11 +60,7 @@ class Qwen2VL(Family):
     def prepare(self, pixels: Pixels, spec: VisionSpec) -> Prepared:
         """About the same number of pixels, within limits, and whole squares of patches."""
         height, width = pixels.shape[:2]
-        if max(height, width) > MAX_RATIO * min(height, width):
-            raise InvalidRequest(
-                f"an image of {width} × {height}: one side is over {MAX_RATIO} times the other; cut it",
-                param="image",
-            )
+        base.check_ratio(height, width)
         return Prepared(base.resize(pixels, *_size(height, width, spec), "bicubic")[None])
 
     def project(self, run: Operations, x: Floats, grid: Grid) -> Floats:
