@@ -19,7 +19,8 @@ TOGETHER = 16  # requests that run at a time
 
 def layers_with(llm: LLM, part: str) -> list[int]:
     """The layers that have such a site."""
-    found = [i for i in range(llm.spec.n_layer) if f"layers.{i}.{part}" in llm.sites()]
+    sites = llm.sites()
+    found = [i for i in range(llm.spec.n_layer) if f"layers.{i}.{part}" in sites]
     if not found:
         raise InvalidRequest(
             f"no layer has a site {part!r}; llm.sites() lists those there are", param="part", value=part

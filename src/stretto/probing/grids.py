@@ -71,12 +71,13 @@ def patching_grid(
             param="clean",
         )
     measured = answer_ids(llm, answer, against)
-    capture = Capture(*(f"layers.{i}.{part}" for i in layers_with(llm, part)), tokens="prompt")
+    layers = layers_with(llm, part)
+    capture = Capture(*(f"layers.{i}.{part}" for i in layers), tokens="prompt")
     captured = llm.generate(other, max_tokens=1, temperature=0, capture=capture).captured
     assert captured is not None
     patches = {
         (i, place): Patch(f"layers.{i}.{part}", captured[f"layers.{i}.{part}"][place], tokens=[place])
-        for i in layers_with(llm, part)
+        for i in layers
         for place in range(len(ids))
     }
     plain, whole = _measure(llm, ids, [None], measured)[0], _measure(llm, other, [None], measured)[0]
