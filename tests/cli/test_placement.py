@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stretto.loading import place
+from stretto.loading import open as opening
 
 FOLDER = Path(__file__).parents[1] / "data" / "tiny"
 BANDWIDTHS = ("--gpu-bandwidth", "1000", "--cpu-bandwidth", "50")
@@ -13,8 +13,8 @@ BANDWIDTHS = ("--gpu-bandwidth", "1000", "--cpu-bandwidth", "50")
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(place, "cuda_devices", tuple)
-    monkeypatch.setattr(place, "find", tuple)
+    monkeypatch.setattr(opening, "cuda_devices", tuple)
+    monkeypatch.setattr(opening, "find", tuple)
 
 
 def test_a_plan_is_shown_as_a_table_and_as_json(stretto):

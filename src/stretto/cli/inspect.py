@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from stretto.loading.place import DevicePlan
     from stretto.models import ModelSpec
     from stretto.models.missing import Lack
     from stretto.weights.gguf import GGUF
@@ -67,28 +66,26 @@ def inspect(
     from stretto.weights.folder import open_weights
 
     model, _ = model_and_files((name,), model, "inspect MODEL", has_default=False)
-    speeds = tuple(1e9 * (each or 0.0) for each in (gpu_bandwidth, cpu_bandwidth))
+    speeds = 1e9 * (gpu_bandwidth or 0.0), 1e9 * (cpu_bandwidth or 0.0)
     with _path_of(model) as (path, shown), open_weights(path) as file:
         if placement:
-            _show_placement(_plan(file, options, *speeds), as_json)
+            _show_placement(file, options, *speeds, as_json)
         elif as_json:
             print_json(_document(file) | ({"path": shown, "files": [shown]} if shown else {}))
         else:
             _show(file, tensors, shown)
 
 
-def _plan(file: GGUF, options: dict[str, Any], gpu_bandwidth: float, cpu_bandwidth: float) -> DevicePlan:
+def _show_placement(
+    file: GGUF, options: dict[str, Any], gpu_bandwidth: float, cpu_bandwidth: float, as_json: bool
+) -> None:
     """What would be where, by the options that were given."""
-    from stretto.loading.place import plan_file
+    from stretto.loading.open import plan_file
     from stretto.models import read_spec
     from stretto.options.loading import LOAD, LoadOptions
 
-    return plan_file(
-        file, read_spec(file), LoadOptions(**o.select_given(options, LOAD)), gpu_bandwidth, cpu_bandwidth
-    )
-
-
-def _show_placement(plan: DevicePlan, as_json: bool) -> None:
+    chosen = LoadOptions(**o.select_given(options, LOAD))
+    plan = plan_file(file, read_spec(file), chosen, gpu_bandwidth, cpu_bandwidth)
     if as_json:
         print_json(plan.as_data())
         return

@@ -6,7 +6,6 @@ describe.py   what the model is, by the head of its files: spec, tokenizer, temp
 choose.py     the backends and devices that could run it, compared by measurement: `Candidate`, `Route`
 probe.py      measures an open backend; figures are remembered on disk
 open.py       `open_model`: opens the best candidate that can, and the image encoder beside it
-place.py      what a GPU would hold and what the CPU, for `stretto inspect`; opens nothing
 images.py     image encoders; imported only where one is asked for
 verbs.py      what all models have: their verbs, and errors for those they lack
 

@@ -1,5 +1,7 @@
 """`open_model`: from a model's name to a backend that runs it, with its tokenizer and image encoder.
 
+`plan_file` says what a GPU would hold and what the CPU, and opens nothing.
+
 Falling back is never silent: a `RouteWarning` names what could not run the model, and what runs it instead.
 """
 
@@ -15,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stretto.backends.base import Backend, BackendOptions
-from stretto.backends.placement import DevicePlan
+from stretto.backends.placement import DevicePlan, Sizes, Speeds, plan_placement
 from stretto.errors import InvalidRequest, ModelError, RouteWarning, Unsupported, UnsupportedModel
 from stretto.hardware import free_memory, probe, usable_cores
+from stretto.hardware.gpus import cuda_devices, find
 from stretto.loading import choose
 from stretto.loading.choose import Alternative, Candidate, Comparison, Route
 from stretto.loading.describe import Description, Model, check_vocabulary, describe, find_kind
@@ -29,7 +32,9 @@ from stretto.weights.mapped import GuardedMap, check_maps, list_maps
 
 if TYPE_CHECKING:
     from stretto.loading.images import ImageEncoder
+    from stretto.models.spec import ModelSpec
     from stretto.vision.vision import Vision
+    from stretto.weights.gguf import GGUF
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,31 @@ def read_cpu_speed(measure: bool = False) -> float:
     """Bytes a second that all cores read of memory; 0 where that has never been measured here."""
     bandwidth = probe(measure).bandwidth
     return 0.0 if bandwidth is None else 1e9 * bandwidth.memory.all
+
+
+def plan_file(
+    file: GGUF, spec: ModelSpec, options: LoadOptions, gpu_bandwidth: float = 0.0, cpu_bandwidth: float = 0.0
+) -> DevicePlan:
+    """The plan for an open file. Bandwidths are in bytes a second; those that are 0 are found here.
+
+    Without a GPU, `options.gpu_memory` says how large it would be. Experts of as few layers as will do are on
+    the CPU, unless `options.experts` says which.
+    """
+    devices, known = cuda_devices(), find()
+    free = known[0].memory_free if known else None
+    if free is None and options.gpu_memory is None:
+        raise InvalidRequest(
+            "no GPU is visible here; say with gpu_memory how much memory it would have", param="gpu_memory"
+        )
+    room = min(each for each in (free, options.gpu_memory) if each is not None)
+    n_slots = make_setup(options, "cuda").n_slots(4 * spec.state_floats)
+    sizes = Sizes.of(file, spec, kv=options.kv, n_slots=n_slots)
+    choice = options.chosen_experts
+    if choice is None and sizes.layers:
+        choice = "auto"
+    gpu = gpu_bandwidth or (devices[0].bandwidth if devices else 0.0)
+    cpu = cpu_bandwidth or read_cpu_speed(measure=True)
+    return plan_placement(sizes, choice, options.n_cells, room, Speeds(gpu, cpu))
 
 
 def _find_encoder(options: LoadOptions) -> ImageEncoder | None:
