@@ -120,9 +120,7 @@ class Runner(CellPool):
         self.history = History(self.metrics)
         self.adapters = Adapters(backend, self.tracks)
         self.images: Images | None = None  # makes tokens of images, if the model has a vision encoder
-        self.heads: dict[
-            Path | None, HeadCells
-        ] = {}  # that draft, by their files; None: the model's own layer
+        self.heads: dict[Path | None, HeadCells] = {}  # that draft, by file; None: the model's own layer
         self.row_costs: RowCosts | None = None  # of passes that decode, once drafts have to pay
         self.maps: Collection[GuardedMap] = ()  # files that stay mapped
         self._n_broken = 0

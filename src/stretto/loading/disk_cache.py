@@ -22,15 +22,8 @@ from stretto.options.loading import BY_NAME
 from stretto.weights import hub
 
 EXACT = ("native", "reference", "torch")  # backends whose cells do not depend on what else is in a batch
-COMPUTING = (
-    "audio",
-    "backends",
-    "loading",
-    "models",
-    "quantize",
-    "vision",
-    "weights",
-)  # folders of the package
+# Folders of the package
+COMPUTING = ("audio", "backends", "loading", "models", "quantize", "vision", "weights")
 LIBRARIES = ("numpy", "torch", "triton")
 
 
