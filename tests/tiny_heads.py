@@ -1,12 +1,28 @@
-"""Random EAGLE-3 heads for the tiny models, as Hugging Face folders and as files of llama.cpp's converter."""
+"""Random EAGLE-3 heads for the tiny models, as Hugging Face folders and as files of llama.cpp's converter.
+
+And what tests of all heads that draft open tiny models with.
+"""
 
 import json
 
 import numpy as np
 
+from stretto.backends.native import NativeBackend
+from stretto.backends.reference import ReferenceBackend
 from stretto.weights.writer import write_gguf
 
+CELLS = 256
+PROMPT = [1, 2, 3, 4, 5, 6, 7]
+OPTIONS = {"max_tokens": 40, "ignore_eos": True}
 N_FF, HEADS, KV_HEADS, EPS = 48, 4, 2, 1e-5
+
+
+def native(file, spec, n_cells):
+    return NativeBackend(file, spec, n_cells, 1, repack=False, n_slots=32)
+
+
+def reference(file, spec, n_cells):
+    return ReferenceBackend(file, spec, n_cells, 32)
 
 
 def head_tensors(spec, n_draft=None, n=None, seed=5, count=3):

@@ -10,8 +10,6 @@ from typer.testing import CliRunner
 import stretto
 from stretto.backends.base import Batch
 from stretto.backends.eagle import open_eagle_head
-from stretto.backends.native import NativeBackend
-from stretto.backends.reference import ReferenceBackend
 from stretto.backends.reference.layer import rms_norm, silu
 from stretto.cache.cells import Cells
 from stretto.cache.slots import Slots
@@ -24,20 +22,21 @@ from stretto.testing import byte_tokenizer, mock_llm
 from stretto.weights.folder import open_weights
 from stretto.weights.tensor import Tensor
 from stretto.weights.writer import write_gguf
-from tiny_heads import EPS, HEADS, KV_HEADS, head_config, head_tensors, write_head, write_head_file
+from tiny_heads import (
+    CELLS,
+    EPS,
+    HEADS,
+    KV_HEADS,
+    OPTIONS,
+    PROMPT,
+    head_config,
+    head_tensors,
+    native,
+    reference,
+    write_head,
+    write_head_file,
+)
 from tiny_models import tiny_file, tiny_spec
-
-CELLS = 256
-PROMPT = [1, 2, 3, 4, 5, 6, 7]
-OPTIONS = {"max_tokens": 40, "ignore_eos": True}
-
-
-def native(file, spec, n_cells):
-    return NativeBackend(file, spec, n_cells, 1, repack=False, n_slots=32)
-
-
-def reference(file, spec, n_cells):
-    return ReferenceBackend(file, spec, n_cells, 32)
 
 
 def opened(make=native, name="llama", file=None):

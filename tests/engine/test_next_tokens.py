@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from stretto.backends.base import Batch
-from stretto.backends.native import NativeBackend
 from stretto.backends.next_layer import find_next_head
 from stretto.backends.reference import ReferenceBackend
 from stretto.backends.reference.layer import rms_norm
@@ -17,19 +16,8 @@ from stretto.models.next_tokens import read_next_layer
 from stretto.models.sites import list_sites
 from stretto.testing import byte_tokenizer, mock_llm
 from stretto.weights.tensor import Tensor
+from tiny_heads import CELLS, OPTIONS, PROMPT, native, reference
 from tiny_models import tiny_file, tiny_spec
-
-CELLS = 256
-PROMPT = [1, 2, 3, 4, 5, 6, 7]
-OPTIONS = {"max_tokens": 40, "ignore_eos": True}
-
-
-def native(file, spec, n_cells):
-    return NativeBackend(file, spec, n_cells, 1, repack=False, n_slots=32)
-
-
-def reference(file, spec, n_cells):
-    return ReferenceBackend(file, spec, n_cells, 32)
 
 
 def opened(make=native, name="glm4moe", file=None):
