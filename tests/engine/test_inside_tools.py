@@ -146,6 +146,8 @@ def test_attention_is_what_one_watched_token_has(llm):
     assert np.array_equal(inside.attention(llm, CLEAN, layers=[1])[0], shares[1])
     with pytest.raises(InvalidRequest, match="layers must be"):
         inside.attention(llm, CLEAN, layers=[99])
+    with pytest.raises(InvalidRequest, match="layers must be"):
+        inside.attention(llm, CLEAN, layers=0)
 
 
 def test_a_harvest_has_every_token_of_every_text(llm, tmp_path):

@@ -121,8 +121,8 @@ def attention(llm: LLM, text: str | Sequence[int], layers: Sequence[int] | None 
     """
     llm.engine.backend.capabilities.require("attention", llm.engine.backend.name)
     ids, n_layer = prompt_ids(llm._engine, text, param="text"), llm.spec.n_layer
-    chosen = list(range(n_layer) if layers is None else layers)
-    if not all(type(one) is int and 0 <= one < n_layer for one in chosen):
+    chosen = range(n_layer) if layers is None else layers
+    if not isinstance(chosen, Sequence) or not all(type(one) is int and 0 <= one < n_layer for one in chosen):
         raise wrong_value("layers", layers, f"a list of numbers from 0 to {n_layer - 1}")
     found = np.zeros((len(chosen), llm.spec.n_head, len(ids), len(ids)), np.float32)
     with llm.sequence() as sequence:
@@ -134,5 +134,5 @@ def attention(llm: LLM, text: str | Sequence[int], layers: Sequence[int] | None 
                 batch.watch(row)
             llm.forward(batch)
             for row, shares in enumerate(batch.attention, first):
-                found[:, :, row, : shares.shape[-1]] = shares[chosen]
+                found[:, :, row, : shares.shape[-1]] = shares[list(chosen)]
     return found
